@@ -84,7 +84,7 @@ def files_of(folder: Path) -> dict[str, bytes]:
 
 
 def same(found: GraphArrays, graph: GraphArrays) -> None:
-    """Nodes, edges and columns, in the same order; partitions hold bool as uint8."""
+    """Nodes, edges and columns, in the same order of ids; partitions hold bool as uint8."""
     assert found.num_nodes == graph.num_nodes
     assert set(found.edges) == set(graph.edges)
     for etype, ends in graph.edges.items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -40,6 +41,13 @@ def save(path: Path, columns: dict[str, np.ndarray], header: bool = True) -> Pat
     return path
 
 
+class Trap:
+    """Its pickle makes a file "trapped" where it is read by who does what it says."""
+
+    def __reduce__(self) -> tuple:
+        return os.system, ("touch trapped",)
+
+
 def describe(folder: Path, content: object, suffix: str = "yaml") -> Path:
     path = folder / f"graph.{suffix}"
     path.write_text(json.dumps(content) if suffix == "json" else yaml.safe_dump(content))
@@ -57,37 +65,33 @@ def first_come(*ids: np.ndarray) -> dict:
 
 def chunks(folder: Path, **changes: object) -> Path:
     """Two chunks of each type; edges in CSV, Parquet and numpy."""
-    cut = [7, NODES - 7]
-    entry: dict = {"format": {"name": "numpy"}, "data": []}
-    for number, rows in enumerate((slice(0, 7), slice(7, None))):
+    pairs, at = np.stack([SRC, DST], 1), EDGES // 2
+    halves = (slice(7), slice(at)), (slice(7, None), slice(at, None))
+    for number, (rows, edges) in enumerate(halves):
         np.save(folder / f"feat{number}.npy", FEAT[rows])
-        entry["data"].append(f"feat{number}.npy")
         save(folder / f"l{number}.parquet", {"l": np.arange(NODES)[rows]})
-        pairs = np.stack([SRC, DST], 1)[: EDGES // 2] if not number else None
-        pairs = np.stack([SRC, DST], 1)[EDGES // 2 :] if pairs is None else pairs
-        np.savetxt(folder / f"e{number}.txt", pairs, "%d")
-        save(folder / f"p{number}.pq.parquet", {"0": pairs[:, 0], "1": pairs[:, 1]})
-        np.save(folder / f"n{number}.npy", pairs)
-        np.save(
-            folder / f"w{number}.npy", WEIGHT[: EDGES // 2] if not number else WEIGHT[EDGES // 2 :]
-        )
+        np.savetxt(folder / f"e{number}.txt", pairs[edges], "%d")
+        save(folder / f"p{number}.parquet", {"0": pairs[edges, 0], "1": pairs[edges, 1]})
+        np.save(folder / f"n{number}.npy", pairs[edges])
+        np.save(folder / f"w{number}.npy", WEIGHT[edges])
 
     def files(kind: str, pattern: str, **options: str) -> dict:
         names = [pattern.format(number) for number in range(2)]
         return {"format": {"name": kind, **options}, "data": names}
 
+    columns = {"feat": files("numpy", "feat{}.npy"), "label": files("parquet", "l{}.parquet")}
     content = {
         "graph_name": "mag",
         "node_type": ["paper", "author"],
-        "num_nodes_per_chunk": [cut, cut],
+        "num_nodes_per_chunk": [[7, NODES - 7]] * 2,
         "edge_type": ["author:writes:paper", "paper:cites:paper", "author:knows:author"],
-        "num_edges_per_chunk": [[EDGES // 2, EDGES - EDGES // 2]] * 3,
+        "num_edges_per_chunk": [[at, EDGES - at]] * 3,
         "edges": {
             "author:writes:paper": files("csv", "e{}.txt", delimiter=" "),
-            "paper:cites:paper": files("parquet", "p{}.pq.parquet"),
+            "paper:cites:paper": files("parquet", "p{}.parquet"),
             "author:knows:author": files("numpy", "n{}.npy"),
         },
-        "node_data": {"paper": {"feat": entry, "label": files("parquet", "l{}.parquet")}},
+        "node_data": {"paper": columns},
         "edge_data": {"paper:cites:paper": {"w": files("numpy", "w{}.npy")}},
     } | changes
     path = folder / "metadata.json"

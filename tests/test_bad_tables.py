@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import re
 import resource
 import warnings
@@ -9,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import partition_files as files
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -16,10 +18,13 @@ import torch
 from table_files import DST, FEAT, NODES, SPARSE, SRC, TEXTS, WEIGHT, chunks, describe, save
 
 from sar.errors import SarError
-from sar.partition.arrays import GraphArrays
+from sar.partition.column import MappedColumn
+from sar.partition.dgl_format import read_graph, read_tensor_dict
 from sar.partition.sources.chunked import read_chunked
 from sar.partition.sources.description import read_description, read_edges
+from sar.partition.sources.npz import read_npz
 from sar.partition.sources.pyg import read_pyg_file
+from sar.partition.unpickle import read_pickles, read_saved
 
 
 def one_type(folder: Path, **column: object) -> dict:
@@ -224,57 +229,111 @@ def test_full_disk(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def damaged(content: bytes, count: int) -> list[bytes]:
-    """Cut short, and with bytes changed."""
+def damaged(content: bytes, count: int, first: int) -> list[bytes]:
+    """Cut short, and with bytes or a number changed, from byte ``first`` on."""
     rng = np.random.default_rng(len(content))
-    found = [content[: int(rng.integers(len(content)))] for _ in range(count)]
-    for _ in range(count):
+    found = [content[: int(rng.integers(first, len(content)))] for _ in range(count)]
+    for kind in range(2 * count):
         changed = bytearray(content)
-        for at in rng.integers(0, len(content), int(rng.integers(1, 4))):
-            changed[at] ^= int(rng.integers(1, 256))
+        if kind < count:
+            for at in rng.integers(first, len(content), int(rng.integers(1, 4))):
+                changed[at] ^= int(rng.integers(1, 256))
+        else:
+            at = int(rng.integers(first, max(first + 1, len(content) - 8)))
+            changed[at : at + 8] = rng.bytes(8)
         found.append(bytes(changed))
     return found
 
 
-def read_anything(path: Path, read: Callable[[], GraphArrays]) -> bool:
+def read_anything(path: Path, read: Callable[[], object]) -> bool:
     """Whether it could not be read; then the error is one of ours, and names the file."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             read()
     except (ValueError, FileNotFoundError, SarError) as error:
-        assert path.name.split(".")[0] in str(error), error
+        is_other = isinstance(error, FileNotFoundError)  # one that the file names
+        assert str(path.parent if is_other else path.name.split(".")[0]) in str(error), error
         return True
     return False
 
 
-@pytest.mark.parametrize("suffix", ["parquet", "csv", "csv.gz", "npy", "yaml", "json", "pt"])
+def all_edges(path: Path) -> None:
+    """Of a part's graph: in range, whatever the file says."""
+    graph = read_graph(path)
+    graph.check_pointers(3)
+    for src, dst, ids in graph.edge_chunks(3):
+        for values, bound in ((src, graph.num_nodes), (dst, graph.num_nodes), (ids, 4)):
+            assert values.min() >= 0 and values.max() < bound
+
+
+def all_values(path: Path) -> None:
+    found = read_saved(str(path))
+    if isinstance(found, dict) and isinstance(found.get("row"), MappedColumn):
+        found["row"].read()
+
+
+PAIRS, EDGES = torch.from_numpy(np.stack([SRC, DST])), {"src": SRC, "dst": DST, "w": WEIGHT}
+ENDS = torch.tensor([[0, 2, 1, 2], [1, 1, 0, 2]])
+SAVED = {"row": torch.arange(6), "feats": {"x": torch.ones(3, 2)}, ("a", "b", "c"): (1, "z")}
+ARRAYS = {"num_nodes": NODES, "src": SRC, "dst": DST, "feat": FEAT, "label": np.arange(NODES) % 3}
+# How a file of a name is made, and read; in that of DGL's graph 4096 bytes are of no use.
+READ: dict[str, tuple[Callable, Callable]] = {
+    "yaml": (
+        lambda path: path.write_text(
+            f"nodes: {{_N: {{count: {NODES}}}}}\nedges: [{{files: e.csv}}]"
+        ),
+        lambda path: read_description(path, path.parent / "s"),
+    ),
+    "json": (
+        lambda path: chunks(path.parent).rename(path),
+        lambda path: read_chunked(path, path.parent / "s"),
+    ),
+    "npy": (
+        lambda path: np.save(path, PAIRS.numpy()),
+        lambda path: read_edges([path], path.parent / "s", "x"),
+    ),
+    "npz": (lambda path: np.savez_compressed(path, **ARRAYS), read_npz),
+    "pt": (
+        lambda path: torch.save({"edge_index": PAIRS}, path),
+        lambda path: read_pyg_file(path, "x"),
+    ),
+    "saved": (lambda path: torch.save(SAVED, path), all_values),
+    "pickles": (
+        lambda path: path.write_bytes(pickle.dumps(SAVED["row"]) * 2),
+        lambda path: list(read_pickles(str(path))),
+    ),
+    "tensors": (
+        lambda path: path.write_bytes(files.tensor_dict({"a": PAIRS.float(), "bc": PAIRS[0]})),
+        lambda path: [tensor.read() for tensor in read_tensor_dict(path).values()],
+    ),
+    **{
+        layout: (
+            lambda path, layout=layout: path.write_bytes(
+                files.graph(3, *ENDS, {"_ID": torch.arange(3)}, {}, layouts=(layout,))
+            ),
+            all_edges,
+        )
+        for layout in ("coo", "csr", "csc")
+    },
+}
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "csv", "csv.gz", *READ])
 def test_damaged_files(suffix: str, tmp_path: Path) -> None:
-    edges = {"src": SRC, "dst": DST, "w": WEIGHT}
+    """Are read, or refused by name, and take no more memory than they have."""
     path = tmp_path / f"broken.{suffix}"
-    read = {
-        "yaml": lambda: read_description(path, tmp_path / "s"),
-        "json": lambda: read_chunked(path, tmp_path / "s"),
-        "pt": lambda: read_pyg_file(path, "x"),
-    }.get(suffix, lambda: read_edges([path], tmp_path / "s", "x"))
-    if suffix == "npy":
-        np.save(path, np.stack([SRC, DST]))
-    elif suffix == "yaml":
-        save(tmp_path / "e.csv", edges)
-        path.write_text("name: broken\nnodes: {_N: {count: 20}}\nedges: [{files: e.csv}]\n")
-    elif suffix == "json":
-        chunks(tmp_path).rename(path)
-    elif suffix == "pt":
-        torch.save({"edge_index": torch.from_numpy(np.stack([SRC, DST]))}, path)
-    else:
-        save(path, edges)
-    whole = path.read_bytes()
-    read()
-    refused = 0
-    for content in damaged(whole, 60):
+    make, read = READ.get(suffix, (lambda path: save(path, EDGES), READ["npy"][1]))
+    save(tmp_path / "e.csv", EDGES)
+    make(path)
+    read(path)
+    whole, refused = path.read_bytes(), 0
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for content in damaged(whole, 60, 4096 if suffix in ("coo", "csr", "csc") else 0):
         path.write_bytes(content)
-        refused += read_anything(path, read)
+        refused += read_anything(path, lambda: read(path))
     assert refused > 30
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak < 100 << 10
 
 
 def test_a_pattern_of_all_folders_stays_below_the_description(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import pickle
-import random
 import subprocess
 import sys
 import zipfile
@@ -17,6 +16,7 @@ import numpy as np
 import pytest
 import scipy.sparse
 import torch
+from table_files import Trap
 
 from sar.__main__ import main
 from sar.errors import SarError
@@ -26,11 +26,6 @@ from sar.partition.unpickle import NotPlainError, plain_pickles
 from sar.partition.write import write_partitions
 
 NODES, TEST = 560, 10
-
-
-class Trap:
-    def __reduce__(self) -> tuple:
-        return os.system, ("touch trapped",)
 
 
 @pytest.fixture
@@ -172,27 +167,6 @@ def test_errors_of_the_child_are_the_parents(tmp_path: Path) -> None:
 
 
 # ---------------------------------------------------------------- npz
-
-
-def test_mutated_npz_files_are_errors_with_a_name(tmp_path: Path) -> None:
-    path = tmp_path / "graph.npz"
-    draw = random.Random(0)
-    np.savez_compressed(
-        path, num_nodes=20, src=np.arange(40) % 20, dst=np.arange(40) % 7,
-        feat=np.random.default_rng(0).random((20, 4)), label=np.arange(20) % 3,
-    )  # fmt: skip
-    good, refused = path.read_bytes(), 0
-    for number in range(300):
-        data = bytearray(good)
-        for _ in range(draw.randint(1, 3)):
-            data[draw.randrange(len(data))] = draw.randrange(256)
-        path.write_bytes(data[: draw.randrange(1, len(data))] if number % 5 == 0 else data)
-        try:
-            open_source(str(path))
-        except ValueError as error:
-            refused += 1
-            assert str(path) in str(error)
-    assert refused > 150
 
 
 def test_archives_that_numpy_does_not_stop_at(tmp_path: Path) -> None:

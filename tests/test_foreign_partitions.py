@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import json
-import os
 import pickle
 import shutil
-import tempfile
 import tracemalloc
 from argparse import Namespace
 from collections.abc import Callable
@@ -24,8 +21,7 @@ from harness.covering import by_pairs
 from harness.graphs import hetero, mixed
 from harness.parts import Cutter, edge_order, load_all, node_parts
 from harness.pool import WorkerPool
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from table_files import Trap
 from torch import Tensor
 
 import sar
@@ -35,12 +31,10 @@ from sar.comm import Group
 from sar.errors import PartitionError
 from sar.partition import progress
 from sar.partition.arrays import ETYPE_HOMO, STORED_DTYPES, GraphArrays
-from sar.partition.column import MappedColumn
 from sar.partition.load import PartitionData, load_partition
 from sar.partition.summary import summarize
 from sar.partition.unpickle import read_pickles, read_saved
 from sar.partition.write import write_partitions
-from sar.sampling import NeighborLoader
 
 GRAPHS = {"one type": mixed, "several": hetero}
 WRITERS: dict[str, Callable[..., Path]] = {
@@ -114,24 +108,13 @@ def test_times(name: str, time: str, tmp_path: Path) -> None:
     graph = GRAPHS[name]()
     folder = write_pyg(graph, node_parts(graph, 2, "random"), 2, tmp_path / "parts", time)
 
-    def case(group: Group) -> None:
-        data = load_partition(folder, group.rank)
+    for data in load_all(str(folder), 2):
         for ntype in graph.num_nodes if time == "nodes" else ():
             ids = data.node_features[f"{ntype}/orig_id"]
             assert torch.equal(data.node_features[f"{ntype}/time"], ids * 3 % 17)
         for etype in graph.edges if time == "edges" else ():
             ids = data.edge_features[f"{':'.join(etype)}/orig_eid"]
             assert torch.equal(data.edge_features[f"{':'.join(etype)}/time"], ids * 5 % 13)
-        ntype, own = data.book.ntypes[0], data.num_nodes(data.book.ntypes[0])
-        loader = NeighborLoader(
-            data, [-1], (ntype, torch.ones(own, dtype=torch.bool)), torch.full((own,), 6),
-            batch_size=4, as_="pyg", time_attr="time",
-        )  # fmt: skip
-        for batch in loader:
-            for store in batch.edge_stores if time == "edges" else ():
-                assert (store.time <= 6).all()
-
-    run_threads(2, case)
 
 
 def test_features_stay_in_files(tmp_path: Path) -> None:
@@ -148,31 +131,6 @@ def test_features_stay_in_files(tmp_path: Path) -> None:
     as_double = data.edge_features.get_as("_N:_E:_N/feat", torch.float64)
     eids = data.edge_features["_N:_E:_N/orig_eid"]
     assert torch.equal(as_double, edge_rows(graph.edge_data[ETYPE_HOMO]).double()[eids])
-
-
-@given(st.data())
-@settings(max_examples=30, deadline=None, derandomize=True)
-def test_any_graph_and_cut(draws: st.DataObject) -> None:
-    """Against brute force: each part has the edges that end in its nodes, at both ends right."""
-    nodes, size = draws.draw(st.integers(2, 12)), draws.draw(st.integers(1, 4))
-    node = st.integers(0, nodes - 1)
-    ends = draws.draw(st.lists(st.tuples(node, node), min_size=1, max_size=40))
-    parts = np.array([draws.draw(st.integers(0, size - 1)) for _ in range(nodes)])
-    edges = torch.tensor(ends).T
-    columns = {"weight": torch.rand(len(ends)), "type": torch.arange(len(ends)) % 3}
-    graph = GraphArrays(
-        "any", {"_N": nodes}, {ETYPE_HOMO: (edges[0], edges[1])},
-        {"_N": {"feat": torch.rand(nodes, 2)}}, {ETYPE_HOMO: columns},
-    )  # fmt: skip
-    with tempfile.TemporaryDirectory() as name:
-        for writer, write in WRITERS.items():
-            folder = write(graph, parts, size, Path(name, writer))
-            loaded = load_all(str(folder), size)
-            *found, eids = edge_order(loaded, ETYPE_HOMO)
-            ids = torch.cat([one.node_features["_N/orig_id"] for one in loaded])
-            assert sorted(eids.tolist()) == list(range(len(ends)))
-            assert torch.equal(ids[torch.stack(found)], edges[:, eids])
-            assert (np.diff(parts[edges[1, eids].numpy()]) >= 0).all()
 
 
 # ---------------------------------------------------------------- labels, and the command line
@@ -244,11 +202,6 @@ def test_inspection(
 
 
 # ---------------------------------------------------------------- files that come from somewhere
-
-
-class Trap:
-    def __reduce__(self) -> tuple:
-        return os.system, ("touch trapped",)
 
 
 HOMOGENEOUS_FILES = {
@@ -438,31 +391,6 @@ def test_wrong_arguments(folder: Path, tmp_path: Path) -> None:
             sar.load_partition_data(folder, group.rank % 2)
 
     run_threads(3, case)
-
-
-@given(st.data())
-@settings(max_examples=300, deadline=None, derandomize=True)
-def test_mutated_bytes(draws: st.DataObject) -> None:
-    """A file reads, or is refused by name; nothing is read beyond it."""
-    content = {"row": torch.arange(6), "feats": {"x": torch.rand(3, 2)}, ("a", "b", "c"): (1, "z")}
-    stream, positions = io.BytesIO(), st.integers(0, 1 << 16)
-    is_saved = draws.draw(st.booleans())
-    torch.save(content, stream) if is_saved else pickle.dump(content["row"], stream)
-    data = bytearray(stream.getvalue())
-    for _ in range(draws.draw(st.integers(1, 3))):
-        data[draws.draw(positions) % len(data)] = draws.draw(st.integers(0, 255))
-    with tempfile.TemporaryDirectory() as name:
-        path = os.path.join(name, "file")
-        cut = draws.draw(positions) % len(data) if draws.draw(st.booleans()) else len(data)
-        Path(path).write_bytes(data[: max(1, cut)])
-        try:
-            found = read_saved(path) if is_saved else list(read_pickles(path))
-        except PartitionError as error:
-            assert path in str(error)
-            return
-        row = found.get("row") if is_saved and isinstance(found, dict) else None
-        if isinstance(row, MappedColumn):
-            row.read()
 
 
 def test_a_tensor_larger_than_what_was_saved(tmp_path: Path) -> None:

@@ -34,7 +34,9 @@ def test_community_graph_is_simple_symmetric_and_as_large_as_asked(nodes, share,
 
 
 def test_community_graph_has_the_standard_fields():
-    data = community_graph(500, 2000, features=7, classes=5).node_data[NTYPE_HOMO]
+    graph = community_graph(500, 2000, features=7, classes=5)
+    assert pairs(graph) != pairs(community_graph(500, 2000, 1, features=7, classes=5))
+    data = graph.node_data[NTYPE_HOMO]
     masks = [f"{split}_mask" for split in ("train", "val", "test")]
     kinds = {"feat": ((500, 7), torch.float32), "label": ((500,), torch.int64)}
     kinds |= {mask: ((500,), torch.bool) for mask in masks} | {"orig_id": ((500,), torch.int64)}
@@ -82,7 +84,7 @@ def linear_accuracy(rows: torch.Tensor, data: dict) -> float:
 
 IMPOSSIBLE = [
     *[
-        (community_graph, {"nodes": 10, "edges": 4, **changes}, r"expected|want|too many")
+        (community_graph, {"nodes": 10, "edges": 4, **changes}, "expected|too many")
         for changes in (
             {"nodes": 1, "edges": 0}, {"edges": 1000}, {"edges": -1}, {"classes": 0},
             {"homophily": 1.5}, {"exponent": 1.0},
@@ -96,7 +98,7 @@ IMPOSSIBLE = [
         )
     ],
     *[
-        (bibliography_graph, changes, "expected at least 10 x classes")
+        (bibliography_graph, changes, "expected")
         for changes in ({"papers": 30}, {"classes": 0}, {"features": 0}, {"homophily": 1.5})
     ],
 ]  # fmt: skip

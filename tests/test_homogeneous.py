@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import dgl
@@ -23,8 +24,8 @@ WIDTH = 4
 EDGES = "_N:_E:_N"
 TYPES = len(shop().edges)
 
+assert TYPES > EDGE_TYPES, "the types of relations are not those of the edge feature"
 LAYERS = {
-    "RelGraphConv basis": lambda: dglnn.RelGraphConv(WIDTH, WIDTH, TYPES, "basis", 2),
     "RelGraphConv norm": lambda: dglnn.RelGraphConv(WIDTH, WIDTH, TYPES, "bdd", 2),
     "HGTConv": lambda: dglnn.HGTConv(WIDTH, 2, 2, 3, TYPES, 0.0),
 }
@@ -48,72 +49,46 @@ class Typed(nn.Module):
         return x
 
 
-def model(name: str) -> Typed:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return Typed(name)
+def run(net: Typed, graphs: list, nodes: tuple, edges: list, types: list, mfgs: bool) -> dict:
+    """``nodes``: original ids of the first graph's sources and of the last one's destinations,
+    ``edges``: of each graph's edges."""
+    (src, dst), factors = nodes, whole(shop().total_edges, (1,), 1)
+    x = whole(shop().total_nodes, (WIDTH,), 0)[src].requires_grad_()
+    out = net(graphs, x, types, [factors[one] for one in edges], not mfgs)
+    (out * (1 + dst).view(-1, 1)).sum().backward()
+    return {"dst": dst, "out": out.detach(), "src": src, "x": x.grad, "net": net}
 
 
-def seeds_of(ids: Tensor) -> Tensor:
-    """Every third original id gets an output on a block."""
-    return ids % 3 == 0
-
-
-def inputs(graph: GraphArrays) -> tuple[Tensor, Tensor]:
-    return whole(graph.total_nodes, (WIDTH,), 0), whole(graph.total_edges, (1,), 1)
-
-
-def case(group: Any, path: str, name: str, state: dict, mfgs: bool, rounds: int | None) -> dict:
-    data = sar.to_homogeneous(sar.load_dgl_partition_data(path, group.rank, "cpu"))
+def case(group: Any, path: str, net: Typed, mfgs: bool, rounds: int | None) -> dict:
+    data, policy = sar.load_dgl_partition_data(path, group.rank, "cpu"), sar.Policy(rounds=rounds)
+    data = sar.to_homogeneous(data)
     nodes, edges = data.node_features["_N/orig_id"], data.edge_features[f"{EDGES}/orig_eid"]
     ntypes, etypes = data.node_features["_N/_TYPE"], data.edge_features[f"{EDGES}/_TYPE"]
-    rows, factors = inputs(shop())
-    if mfgs:
-        seeds = seeds_of(nodes).nonzero().view(-1) + data.node_ranges[group.rank][0]
-        blocks = sar.construct_mfgs(data, seeds, 2)
-        graphs = [block.with_policy(sar.Policy(rounds=rounds)) for block in blocks]
+    if mfgs:  # every third original id gets an output
+        seeds = (nodes % 3 == 0).nonzero().view(-1) + data.node_ranges[group.rank][0]
+        graphs = [block.with_policy(policy) for block in sar.construct_mfgs(data, seeds, 2)]
     else:
-        graphs = [sar.construct_full_graph(data, sar.Policy(rounds=rounds))] * 2
+        graphs = [sar.construct_full_graph(data, policy)] * 2
     first = int(data.book.edge_ranges["_N", "_E", "_N"][data.part_id, 0])
     local = [graph.edata["_ID"] - first for graph in graphs]
     types = [(ntypes[g.srcnodes()], etypes[at]) for g, at in zip(graphs, local)]
-    x = rows[nodes[graphs[0].srcnodes()]].requires_grad_()
-    norm = [factors[edges[at]].requires_grad_() for at in local]
-    net = Typed(name)
-    net.load_state_dict(state)
-    out = net(graphs, x, types, norm, not mfgs)
-    dst = nodes[graphs[1].dstnodes()]
-    (out * (1 + dst).view(-1, 1)).sum().backward()
-    sar.gather_grads(net)
-    return {
-        "dst": dst, "out": out.detach(), "src": nodes[graphs[0].srcnodes()], "x": x.grad,
-        "params": {n: p.grad for n, p in net.named_parameters()},
-    }  # fmt: skip
+    ends = nodes[graphs[0].srcnodes()], nodes[graphs[1].dstnodes()]
+    found = run(copy.deepcopy(net), graphs, ends, [edges[at] for at in local], types, mfgs)
+    sar.gather_grads(found["net"])
+    return found
 
 
-def reference(name: str, mfgs: bool) -> dict:
-    one = to_dgl(shop())
-    joint = dgl.to_homogeneous(one)
-    joint.ndata["orig_id"] = torch.arange(joint.num_nodes())
-    joint.ndata["type"], joint.edata["type"] = joint.ndata["_TYPE"], joint.edata["_TYPE"]
-    for data in (joint.ndata, joint.edata):
+def reference(net: Typed, mfgs: bool) -> dict:
+    joint = dgl.to_homogeneous(to_dgl(shop()))
+    for data, name in ((joint.ndata, "orig_id"), (joint.edata, "orig_eid")):
+        data[name], data["type"] = torch.arange(len(data["_ID"])), data["_TYPE"]
         del data["_ID"], data["_TYPE"]  # names of a block's own
-    joint.edata["orig_eid"] = torch.arange(joint.num_edges())
-    rows, factors = inputs(shop())
     graphs = [joint, joint]
     if mfgs:
-        seeds = seeds_of(joint.nodes()).nonzero().view(-1)
-        graphs = whole_blocks(joint, {"_N": seeds}, 2)
-    net, nodes = model(name), graphs[0].srcdata["orig_id"]
-    x = rows[nodes].requires_grad_()
+        graphs = whole_blocks(joint, {"_N": torch.arange(0, joint.num_nodes(), 3)}, 2)
     types = [(g.srcdata["type"], g.edata["type"]) for g in graphs]
-    out = net(graphs, x, types, [factors[g.edata["orig_eid"]] for g in graphs], not mfgs)
-    dst = graphs[1].dstdata["orig_id"]
-    (out * (1 + dst).view(-1, 1)).sum().backward()
-    return {
-        "dst": dst, "out": out.detach(), "src": nodes, "x": x.grad,
-        "params": {n: p.grad for n, p in net.named_parameters()},
-    }  # fmt: skip
+    ends = graphs[0].srcdata["orig_id"], graphs[1].dstdata["orig_id"]
+    return run(copy.deepcopy(net), graphs, ends, [g.edata["orig_eid"] for g in graphs], types, mfgs)
 
 
 def by_id(parts: list[dict], key: str, ids: str) -> Tensor:
@@ -138,14 +113,16 @@ def test_typed_layers(
 ) -> None:
     if mfgs and name == "HGTConv":
         mfgs = False  # DGL's does not run on blocks
-    want, state = reference(name, mfgs), model(name).state_dict()
-    path = partitioned(shop(), size, method)
-    parts = run_threads(size, case, path, name, state, mfgs, rounds)
+    torch.manual_seed(0)
+    net = Typed(name)
+    want = reference(net, mfgs)
+    parts = run_threads(size, case, partitioned(shop(), size, method), net, mfgs, rounds)
     for key, ids in (("out", "dst"), ("x", "src")):
         rows = [by_id(some, key, ids) for some in (parts, [want])]
         assert_close(rows[0], rows[1], key, torch.float64)
-    for part in parts:
-        assert_gradients_close(part["params"], want["params"], torch.float64)
+    grads = [{n: p.grad for n, p in one["net"].named_parameters()} for one in (want, *parts)]
+    for found in grads[1:]:
+        assert_gradients_close(found, grads[0], torch.float64)
 
 
 @pytest.mark.parametrize(("size", "method"), [(1, "metis"), (4, "adversarial"), (3, "random")])
@@ -183,9 +160,8 @@ def test_features_and_ids(size: int, method: str, partitioned: Cutter) -> None:
         assert torch.equal(rows, value) and rows.dtype == value.dtype, key
 
 
-@pytest.mark.parametrize(("size", "method"), [(1, "metis"), (4, "adversarial")])
 def test_rows_are_read_from_the_types_that_hold_them(
-    size: int, method: str, partitioned: Cutter, monkeypatch: pytest.MonkeyPatch
+    partitioned: Cutter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read, rows = [], MappedColumn.read
 
@@ -193,9 +169,9 @@ def test_rows_are_read_from_the_types_that_hold_them(
         read.append(stop - start)
         return rows(tensor, start, stop, *dtype)
 
-    path = partitioned(shop(), size, method)
+    path = partitioned(shop(), 4, "adversarial")
     monkeypatch.setattr(MappedColumn, "read", logged)
-    for part in load_all(path, size):
+    for part in load_all(path, 4):
         one = sar.to_homogeneous(part).node_features
         for name in ("_N/feat", "_N/train_mask"):
             every, (dtype, shape) = one[name], one.info(name)
@@ -223,7 +199,3 @@ def test_features_of_some_types_are_left_out(partitioned: Cutter) -> None:
     assert set(one.edge_features) == {f"{EDGES}/_TYPE", f"{EDGES}/orig_eid"}
     with pytest.raises(TypeError, match="partition_data: got GraphArrays"):
         sar.to_homogeneous(graph)
-
-
-def test_edge_type_count() -> None:
-    assert TYPES > EDGE_TYPES, "the types of relations are not those of the edge feature"

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from table_files import DST, EDGES, FEAT, NODES, SRC, WEIGHT, chunks, ends
+from table_files import DST, EDGES, FEAT, NODES, SRC, WEIGHT, Trap, chunks, ends
 
 from sar.partition.arrays import ETYPE_HOMO, NTYPE_HOMO, GraphArrays
 from sar.partition.sources.chunked import read_chunked
@@ -72,15 +72,8 @@ def test_hetero_data_of_pyg(tmp_path: Path) -> None:
         assert graph.edge_data[etype]["feat"].tolist() == WEIGHT.tolist()
 
 
-class Runs:
-    """Its pickle calls a function."""
-
-    def __reduce__(self) -> tuple:
-        return (exec, ("raise SystemExit('ran')",))
-
-
 def test_files_that_name_code_are_refused(tmp_path: Path) -> None:
-    torch.save({"edge_index": torch.zeros(2, 1, dtype=torch.int64), "x": Runs()}, tmp_path / "a.pt")
+    torch.save({"edge_index": torch.zeros(2, 1, dtype=torch.int64), "x": Trap()}, tmp_path / "a.pt")
     with pytest.raises(ValueError, match=r"a\.pt: names code that is not run"):
         read_pyg_file(tmp_path / "a.pt", "x")
 
@@ -100,17 +93,6 @@ def test_bad_data_of_pyg(content: dict, message: str, tmp_path: Path) -> None:
     torch.save(content, tmp_path / "a.pt")
     with pytest.raises(ValueError, match=rf"a\.pt: .*{message}"):
         read_pyg_file(tmp_path / "a.pt", "x")
-
-
-def test_chunks_of_dgl(tmp_path: Path) -> None:
-    graph = read_chunked(chunks(tmp_path), tmp_path / "s")
-    assert graph.name == "mag" and graph.num_nodes == {"author": NODES, "paper": NODES}
-    assert len(graph.edges) == 3
-    for etype in graph.edges:
-        assert ends(graph, etype) == [SRC.tolist(), DST.tolist()]
-    assert torch.equal(graph.node_data["paper"]["feat"], torch.from_numpy(FEAT))
-    assert graph.node_data["paper"]["label"].tolist() == list(range(NODES))
-    assert graph.edge_data["paper", "cites", "paper"]["w"].tolist() == WEIGHT.tolist()
 
 
 @pytest.mark.parametrize(

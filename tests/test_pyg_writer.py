@@ -97,23 +97,20 @@ def test_pyg_reads_what_is_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize("time", ["nodes", "edges"])
 def test_edges_of_pyg_are_ordered_by_time(time: str, tmp_path: Path) -> None:
     graph = copy.deepcopy(mixed())
-    theirs = write_pyg(graph, np.arange(graph.total_nodes) % 2, 2, tmp_path / "theirs", time)
+    parts = np.arange(graph.total_nodes) % 2
+    theirs = write_pyg(graph, parts, 2, tmp_path / "theirs", time)
     if time == "nodes":
         graph.node_data[NTYPE_HOMO]["time"] = torch.arange(graph.total_nodes) * 3 % 17
     else:
         graph.edge_data[ETYPE_HOMO]["time"] = torch.arange(graph.total_edges) * 5 % 13
-    ours = write_partitions(graph, torch.arange(57) % 2, tmp_path / "ours", format="pyg")
-    times = [
-        [by_time(time, LocalGraphStore.from_partition(str(at), part)) for part in range(2)]
-        for at in (ours, theirs)
-    ]
-    assert times[0] == times[1]
+    ours = write_partitions(graph, parts, tmp_path / "ours", format="pyg")
     for part in range(2):
-        name = f"_N{'' if time == 'nodes' else ':_E:_N'}/time"
-        stores = [load_partition(at, part) for at in (ours, theirs)]
+        stores = [LocalGraphStore.from_partition(str(at), part) for at in (ours, theirs)]
+        assert by_time(time, stores[0]) == by_time(time, stores[1])
+        loaded = [load_partition(at, part) for at in (ours, theirs)]
         rows = [
-            one.node_features[name] if time == "nodes" else one.edge_features[name]
-            for one in stores
+            one.node_features["_N/time"] if time == "nodes" else one.edge_features["_N:_E:_N/time"]
+            for one in loaded
         ]
         assert torch.equal(rows[0], rows[1])
 

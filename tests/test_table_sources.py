@@ -42,22 +42,18 @@ def test_bare_edges(suffix: str, tmp_path: Path) -> None:
     assert graph.name == "mine" and graph.num_nodes == {NTYPE_HOMO: NODES}
     assert graph.edge_data[ETYPE_HOMO]["w"].tolist() == WEIGHT.tolist()
     assert graph.node_data[NTYPE_HOMO]["orig_id"].tolist() == list(range(NODES))
+    if suffix != "parquet":  # a first line of numbers is an edge
+        path = save(tmp_path / f"n.{suffix}", {"a": SRC, "b": DST, "c": WEIGHT}, header=False)
+        graph = read_edges([path], tmp_path / "scratch", "x")
+        assert ends(graph) == [SRC.tolist(), DST.tolist()]
+        assert graph.edge_data[ETYPE_HOMO]["column2"].tolist() == WEIGHT.tolist()
 
 
-@pytest.mark.parametrize("shape", ["[2, E]", "[E, 2]", "[E, 2] by column"])
-def test_bare_edges_in_npy(shape: str, tmp_path: Path) -> None:
+def test_bare_edges_in_npy(tmp_path: Path) -> None:
     pair = np.stack([SRC, DST]).astype(np.uint32)
-    pair = pair if shape == "[2, E]" else pair.T
-    np.save(tmp_path / "e.npy", np.asfortranarray(pair) if "column" in shape else pair)
-    assert ends(read_edges([tmp_path / "e.npy"], tmp_path, "x")) == [SRC.tolist(), DST.tolist()]
-
-
-@pytest.mark.parametrize("suffix", ["csv", "tsv.gz"])
-def test_first_line_of_numbers_is_an_edge(suffix: str, tmp_path: Path) -> None:
-    path = save(tmp_path / f"e.{suffix}", {"a": SRC, "b": DST, "c": WEIGHT}, header=False)
-    graph = read_edges([path], tmp_path / "scratch", "x")
-    assert ends(graph) == [SRC.tolist(), DST.tolist()]
-    assert graph.edge_data[ETYPE_HOMO]["column2"].tolist() == WEIGHT.tolist()
+    for stored in (pair, pair.T.copy(), pair.T):  # [2, E], [E, 2], and that by column
+        np.save(tmp_path / "e.npy", stored)
+        assert ends(read_edges([tmp_path / "e.npy"], tmp_path, "x")) == [SRC.tolist(), DST.tolist()]
 
 
 def test_comments_above_edges(tmp_path: Path) -> None:
@@ -77,17 +73,11 @@ def test_what_holds_no_numbers_is_left_out(tmp_path: Path) -> None:
         "lists": pa.array([[1, 2]] * EDGES),
     }  # fmt: skip
     pq.write_table(pa.table(columns), tmp_path / "e.parquet")
-    with pytest.warns(UserWarning, match=r"\['both', 'many'\]"):
+    with pytest.warns(UserWarning, match=r"\['both', 'many'\] hold no numbers") as told:
         graph = read_edges([tmp_path / "e.parquet"], tmp_path / "s", "x")
     data = graph.edge_data[ETYPE_HOMO]
+    assert len(told) == 1 and list(data) == ["exact", "lists"]
     assert data["exact"].tolist() == [1.25] * EDGES and data["lists"].tolist() == [[1, 2]] * EDGES
-
-
-def test_texts_beside_edges_are_named_once(tmp_path: Path) -> None:
-    path = save(tmp_path / "e.csv", {"a": SRC, "b": DST, "why": TEXTS[SRC], "w": WEIGHT})
-    with pytest.warns(UserWarning, match=r"\['why'\] hold no numbers") as told:
-        graph = read_edges([path], tmp_path / "s", "x")
-    assert len(told) == 1 and list(graph.edge_data[ETYPE_HOMO]) == ["w"]
 
 
 @pytest.mark.parametrize("ids", [SPARSE, TEXTS], ids=["integers", "texts"])
@@ -160,19 +150,17 @@ def test_ids_in_the_order_of_edges(suffix: str, ids: np.ndarray, tmp_path: Path)
 
 
 def test_texts_that_look_like_integers(tmp_path: Path) -> None:
-    """In CSV: ids of one type are of one kind, which the other columns and tables tell."""
+    """In CSV: ids of one type are of one kind, which the other columns and tables tell, or the
+    description."""
     (tmp_path / "a.csv").write_text("src,dst\nx,1\ny,02\n")
     (tmp_path / "b.csv").write_text("src,dst\n1,2\n02,1\n")
-    content = {
+    content: dict = {
         "nodes": {"p": {"ids": "external"}},
         "edges": [{"type": ["p", name, "p"], "files": f"{name}.csv"} for name in ("a", "b")],
     }
     graph = read_description(describe(tmp_path, content), tmp_path / "s")
     assert ends(graph, ("p", "a", "p")) == [[0, 2], [1, 3]]
     assert ends(graph, ("p", "b", "p")) == [[1, 3], [4, 1]]
-
-
-def test_ids_that_are_said_to_be_texts(tmp_path: Path) -> None:
     (tmp_path / "n.csv").write_text("id\n7\n07\n")
     (tmp_path / "e.csv").write_text("src,dst\n07,7\n7,7\n")
     for ids in ("text", {"files": "n.csv", "column": "id", "dtype": "text"}):
@@ -222,6 +210,12 @@ def test_dense_ids_of_several_types(tmp_path: Path) -> None:
     assert weight.dtype == torch.float32 and weight.tolist() == WEIGHT.astype(np.float32).tolist()
 
 
+def read_columns(folder: Path, columns: dict) -> dict:
+    np.save(folder / "e.npy", np.stack([SRC, DST]))
+    content = {"nodes": {"_N": {"count": NODES, "columns": columns}}, "edges": [{"files": "e.npy"}]}
+    return read_description(describe(folder, content), folder / "s").node_data["_N"]
+
+
 def test_columns_of_lists(tmp_path: Path) -> None:
     lists = {
         "free": pa.array(FEAT.tolist(), pa.list_(pa.float32())),
@@ -232,10 +226,8 @@ def test_columns_of_lists(tmp_path: Path) -> None:
         "flag": pa.array([n % 3 == 0 for n in range(NODES)]),
     }
     pq.write_table(pa.table(lists), tmp_path / "n.parquet", row_group_size=7)
-    np.save(tmp_path / "e.npy", np.stack([SRC, DST]))
     columns = {name: {"files": "n.parquet", "column": name} for name in lists}
-    content = {"nodes": {"_N": {"count": NODES, "columns": columns}}, "edges": [{"files": "e.npy"}]}
-    data = read_description(describe(tmp_path, content), tmp_path / "s").node_data["_N"]
+    data = read_columns(tmp_path, columns)
     for name in ("free", "fixed"):
         assert torch.equal(data[name], torch.from_numpy(FEAT))
     assert data["day"].tolist() == data["when"].tolist() == list(range(NODES))
@@ -246,10 +238,8 @@ def test_columns_of_lists(tmp_path: Path) -> None:
 def test_features_stay_where_they_are(tmp_path: Path) -> None:
     np.save(tmp_path / "feat.npy", FEAT)
     np.save(tmp_path / "turned.npy", np.asfortranarray(FEAT))
-    np.save(tmp_path / "e.npy", np.stack([SRC, DST]))
     columns = {name: {"files": f"{name}.npy"} for name in ("feat", "turned")}
-    content = {"nodes": {"_N": {"count": NODES, "columns": columns}}, "edges": [{"files": "e.npy"}]}
-    data = read_description(describe(tmp_path, content), tmp_path / "s").node_data["_N"]
+    data = read_columns(tmp_path, columns)
     assert torch.equal(data["feat"], data["turned"]) and data["turned"].is_contiguous()
     written = {path.name for path in (tmp_path / "s").rglob("*-*")}
     assert written == {"edges-0", "end-0", "end-1", "nodes-0", "array-1"}

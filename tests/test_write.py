@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from harness.covering import by_pairs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -81,16 +80,6 @@ def check(graph: GraphArrays, parts: np.ndarray, folder: Path, num_parts: int) -
         assert sorted(found[etype]) == list(zip(range(len(ends[0])), *rows))
 
 
-@by_pairs(
-    method=["coarsen", "metis", "random", "contiguous"],
-    num_parts=[1, 2, 3, 8],
-    make=[homogeneous, heterogeneous],
-)
-def test_everything_arrives_once(tmp_path, make, num_parts, method):
-    graph = make()
-    check(graph, assign(graph, num_parts, method, seed=1), tmp_path / "out", num_parts)
-
-
 @given(
     seed=st.integers(0, 999),
     nodes=st.integers(1, 12),
@@ -98,7 +87,7 @@ def test_everything_arrives_once(tmp_path, make, num_parts, method):
     num_parts=st.integers(1, 7),
     data=st.data(),
 )
-@settings(max_examples=30, deadline=None, derandomize=True)
+@settings(max_examples=40, deadline=None, derandomize=True)
 def test_any_assignment_can_be_written(tmp_path_factory, seed, nodes, edges, num_parts, data):
     """Empty partitions, partitions without edges, every edge cut ..."""
     parts = data.draw(st.lists(st.integers(0, num_parts - 1), min_size=nodes, max_size=nodes))

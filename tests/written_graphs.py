@@ -70,17 +70,3 @@ def cut(graph: GraphArrays, num_parts: int) -> np.ndarray:
     """Without order; where there are more than two parts, part 1 is empty."""
     parts = np.arange(graph.total_nodes) * 7 % num_parts
     return np.where(parts == 1, 0, parts) if num_parts > 2 else parts
-
-
-def assert_same(found: GraphArrays, graph: GraphArrays) -> None:
-    """Types, edges and columns, in the same order of ids; bool may have become uint8."""
-    assert found.num_nodes == graph.num_nodes and list(found.num_nodes) == list(graph.num_nodes)
-    assert list(found.edges) == list(graph.edges)
-    for etype, ends in graph.edges.items():
-        assert all(map(torch.equal, found.edges[etype], ends))
-    for got, expected in ((found.node_data, graph.node_data), (found.edge_data, graph.edge_data)):
-        for kind, columns in expected.items():
-            assert set(got[kind]) == set(columns)
-            for name, rows in columns.items():
-                assert got[kind][name].dtype == rows.dtype, (kind, name)
-                assert torch.equal(got[kind][name], rows), (kind, name)

@@ -34,10 +34,7 @@ def check(is_good: object, text: str) -> None:
 
 
 class Column(ABC):
-    """Rows of one dtype that are read when they are asked for.
-
-    ``dtype`` is a torch dtype, ``shape`` a tuple; the first dimension counts rows.
-    """
+    """Rows of one dtype that are read when they are asked for: the first dimension."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -69,11 +66,8 @@ class MappedColumn(Column):
         self._check: _Check | None = None
 
     def expect(self, digest: str, name: str) -> None:
-        """Compare the bytes with an XXH3-128 digest when all have been read for the first time.
-
-        Reading the last of them then raises ``PartitionError`` where they differ. They are read one
-        after another for that, in runs of any length.
-        """
+        """Compare the bytes with an XXH3-128 digest when all have been read for the first time, one
+        after another: reading the last ones raises ``PartitionError`` where they differ."""
         self._check = _Check(digest, f"{self.file.path}: feature {name!r}")
         if 0 in self.shape:  # nobody reads it
             self.verify()
@@ -95,7 +89,10 @@ class MappedColumn(Column):
 
     def _bytes(self, start: int, stop: int) -> np.ndarray:
         """View of the raw bytes of rows, uint8 ``[stop - start, row_bytes]``."""
-        self.file.check_size()
+        # Touching pages that were lost kills the process.
+        file, now = self.file, self.file.map.size()
+        what = f"{file.path}: was cut from {file.size} to {now} bytes while in use"
+        check(now >= file.size, what)
         width = self.row_bytes
         count = (stop - start) * width
         view = np.frombuffer(self.file.map, np.uint8, count, self.offset + start * width)
@@ -153,12 +150,7 @@ class MappedColumn(Column):
 
 
 class SelectedColumn(Column):
-    """Chosen rows of columns that lie one behind the other; read when asked for.
-
-    Args:
-        sources: of one dtype and row shape.
-        chosen: int [n] positions in all rows of the sources together.
-    """
+    """Rows ``chosen``, int [n], of all rows of columns of one dtype and row shape."""
 
     def __init__(self, sources: Sequence[MappedColumn], chosen: np.ndarray) -> None:
         self._sources, self._chosen = sources, chosen
@@ -240,36 +232,23 @@ class MappedFile:
             self.map.madvise(mmap.MADV_DONTNEED, first, stop - first)
 
     def check_unchanged(self) -> None:
-        """Raises PartitionError when somebody wrote into the file since it was opened.
-
-        One that took its name meanwhile is another file, and none of this one's concern.
-        """
+        """Raises PartitionError when somebody wrote into the file since it was opened; one that
+        took its name meanwhile is another file."""
         status = os.fstat(self._stream.fileno())
         is_same = (status.st_size, status.st_mtime_ns) == (self.size, self._written)
         check(is_same, f"{self.path}: was changed while it was read")
-
-    def check_size(self) -> None:
-        """Raises PartitionError when the file shrank: touching lost pages kills the process."""
-        now = self.map.size()
-        what = f"{self.path}: was cut from {self.size} to {now} bytes while in use"
-        check(now >= self.size, what)
 
 
 class RowFile:
     """A tensor in a shared map of a file without a name, which ends with it or with the process.
 
     Only what is read becomes resident, as pages of the file that the system drops when it needs
-    room. The file is this process' own, so nobody can cut it short under the map, and rows are
-    aligned, which those in DGL's files are not.
+    room. Nobody else can cut the file short, and rows are aligned, unlike those in DGL's files.
 
     Args:
-        shape, dtype: of the tensor.
-        parts: its rows from first to last, in runs of any length.
+        parts: the rows from first to last, in runs of any length.
         folder: where the file is made; the system's folder for temporary files by default. In a
             folder that lies in memory (tmpfs) nothing is gained.
-
-    Attributes:
-        tensor: the rows, to be read like any other tensor.
 
     Raises ``OSError`` when there is no room in the folder.
     """

@@ -34,19 +34,11 @@ MAX_TEXT = 1 << 16
 
 # (type code, bits) -> torch dtype; codes: 0 signed, 1 unsigned, 2 float, 4 bfloat16
 DTYPES = {
-    (0, 8): torch.int8,
-    (0, 16): torch.int16,
-    (0, 32): torch.int32,
-    (0, 64): torch.int64,
-    (1, 8): torch.uint8,
-    (1, 16): torch.uint16,
-    (1, 32): torch.uint32,
-    (1, 64): torch.uint64,
-    (2, 16): torch.float16,
-    (2, 32): torch.float32,
-    (2, 64): torch.float64,
+    (0, 8): torch.int8, (0, 16): torch.int16, (0, 32): torch.int32, (0, 64): torch.int64,
+    (1, 8): torch.uint8, (1, 16): torch.uint16, (1, 32): torch.uint32, (1, 64): torch.uint64,
+    (2, 16): torch.float16, (2, 32): torch.float32, (2, 64): torch.float64,
     (4, 16): torch.bfloat16,
-}
+}  # fmt: skip
 
 
 class _Cursor:
@@ -289,37 +281,25 @@ def read_graph(path: str | os.PathLike) -> GraphFile:
 
 def _read_metagraph(cursor: _Cursor) -> None:
     cursor.magic(META_MAGIC, "a metagraph")
-    _read_csr(cursor, "the metagraph")
+    _read_matrix(cursor, "csr", "the metagraph")
 
 
-_Matrix = tuple[int, int, list[MappedColumn]]  # rows, columns, and three arrays
-
-
-def _read_csr(cursor: _Cursor, what: str) -> _Matrix:
-    """Pointers, indices, edge ids."""
-    cursor.magic(CSR_MAGIC, f"a CSR matrix ({what})")
+def _read_matrix(cursor: _Cursor, layout: str, what: str) -> tuple[int, int, list[MappedColumn]]:
+    """Rows, columns, and pointers and indices, of COO row and column of each edge; edge ids."""
+    is_coo = layout == "coo"
+    magic, names = CSR_MAGIC, ("pointers", "indices", "ids")
+    if is_coo:
+        magic, names = COO_MAGIC, ("rows", "columns", "ids")
+    cursor.magic(magic, f"{what}, which is {layout.upper()}")
     columns, rows = cursor.unpack("2q", f"the size of {what}")
-    arrays = cursor.index_arrays(("pointers", "indices", "ids"), what)
-    cursor.integer(f"the sorted flag of {what}", "B")
-    pointers, indices, ids = map(len, arrays)
-    cursor.need(
-        pointers == rows + 1 and ids in (0, indices),
-        f"{what} has {rows} rows, {pointers} pointers, {indices} indices and {ids} edge ids, "
-        f"expected {rows + 1} pointers and as many ids as indices, or none",
-    )
-    return rows, columns, arrays
-
-
-def _read_coo(cursor: _Cursor) -> _Matrix:
-    """Row and column of each edge, and edge ids."""
-    cursor.magic(COO_MAGIC, "a COO matrix")
-    columns, rows = cursor.unpack("2q", "the size of the matrix")
-    arrays = cursor.index_arrays(("rows", "columns", "ids"), "the edges")
-    cursor.unpack("2B", "the sorted flags of the matrix")
-    row, column, ids = map(len, arrays)
-    problem = f"the matrix has {row} rows, {column} columns and {ids} edge ids"
-    is_good = row == column and ids in (0, row)
-    cursor.need(is_good, f"{problem}, expected as many of each, or no ids")
+    arrays = cursor.index_arrays(names, what)
+    cursor.unpack("2B" if is_coo else "B", f"the sorted flags of {what}")
+    major, minor, ids = map(len, arrays)
+    wanted = minor if is_coo else rows + 1
+    problem = f"{what} has {rows} rows, {major} {names[0]}, {minor} {names[1]} and {ids} edge ids"
+    is_good = major == wanted and ids in (0, minor)
+    expected = f"expected {wanted} {names[0]} and as many ids as {names[1]}, or none"
+    cursor.need(is_good, f"{problem}, {expected}")
     return rows, columns, arrays
 
 
@@ -336,7 +316,7 @@ def _read_unit_graph(cursor: _Cursor) -> tuple[Adjacency, int, int]:
     for layout in layouts:
         _read_metagraph(cursor)
         name = f"the {layout.upper()} matrix"
-        rows, columns, arrays = _read_coo(cursor) if layout == "coo" else _read_csr(cursor, name)
+        rows, columns, arrays = _read_matrix(cursor, layout, name)
         is_good = rows == columns and rows >= 0
         cursor.need(is_good, f"the matrix is {rows} x {columns}, expected a square one")
         kept.append((Adjacency(layout, *arrays), rows, len(arrays[1])))

@@ -169,7 +169,6 @@ class Keys:
         return self._known[ntype]
 
     def _before(self, ntype: str) -> int:
-        """Nodes of earlier types."""
         earlier = self._book.ntypes[: self._book.ntypes.index(ntype)]
         return sum(map(self._book.num_nodes, earlier))
 

@@ -106,10 +106,7 @@ def load_foreign_part(
     book: PartitionBook, part: int
 ) -> tuple[dict[EType, ShardEdges], FeatureStore, FeatureStore]:
     """Edges, on the CPU, and features of nodes and edges of a part of the folder that a book was
-    read from.
-
-    Raises ``PartitionError`` for files that are missing, damaged or contradict each other.
-    """
+    read from. Raises as :func:`read_foreign_book`."""
     check_int32(book, part)
     folder = open_folder(book.json_path)
     tables: dict[str, _Table] = {}
@@ -131,7 +128,7 @@ def read_foreign_node_features(
     book: PartitionBook, part: int, folder: PartitionFolder | None = None
 ) -> FeatureStore:
     """The features of a part's nodes alone: those of the files, and of the user's beside them,
-    which has rows by original id. Raises as :func:`load_foreign_part`."""
+    which has rows by original id. Raises as :func:`read_foreign_book`."""
     folder = folder or open_folder(book.json_path)
     features, beside = FeatureStore(), Path(folder.path, NODE_DATA)
     extra: dict[str, dict[str, Tensor]] = {}
@@ -141,18 +138,13 @@ def read_foreign_node_features(
         except ValueError as error:
             raise PartitionError(str(error)) from error
     for ntype in folder.ntypes:
-        ids = own_ids(folder, ntype, part)
+        own = [low + np.flatnonzero(one == part) for low, one in _owner_blocks(folder, ntype)]
+        ids = np.concatenate(own or [np.empty(0, np.int64)])
         rows = torch.from_numpy(ids)
         columns = folder.node_features(ntype, part, ids)
         columns |= {name: one[rows] for name, one in extra.get(ntype, {}).items()}
         _add(features, ntype, {**columns, ORIG_ID: rows}, book)
     return features
-
-
-def own_ids(folder: PartitionFolder, ntype: str, part: int) -> np.ndarray:
-    """int64 [n], ascending: original ids of a part's nodes."""
-    found = [low + np.flatnonzero(parts == part) for low, parts in _owner_blocks(folder, ntype)]
-    return np.concatenate(found) if found else np.empty(0, np.int64)
 
 
 def _add(features: FeatureStore, kind: str, columns: Columns, book: PartitionBook) -> None:

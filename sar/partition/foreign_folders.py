@@ -300,10 +300,7 @@ def _entry(content: Any, key: Any, where: str) -> Any:
 
 
 def _types_of(meta: Any, is_hetero: bool, path: str) -> tuple[list[str], list[EType]]:
-    """Node and edge types that a format's description names, in its order, or the only ones.
-
-    Raises ``PartitionError`` for types that the partitions of a graph cannot have.
-    """
+    """Node and edge types that a format's description names, in its order, or the only ones."""
     if not is_hetero:
         return [NTYPE_HOMO], [ETYPE_HOMO]
     ntypes, etypes = list(_entry(meta, "node_types", path) or ()), []

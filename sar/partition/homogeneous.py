@@ -34,7 +34,11 @@ def to_homogeneous(partition_data: PartitionData) -> PartitionData:
     expected = "load_partition_data's result"
     data = expect.instance(partition_data, "partition_data", PartitionData, expected)
     book = _joint_book(data.book)
-    _check_int32(book)
+    joined = {"nodes": book.node_ranges[NTYPE_HOMO], "edges": book.edge_ranges[ETYPE_HOMO]}
+    for what, ranges in joined.items():
+        largest = int((ranges[:, 1] - ranges[:, 0]).max())
+        text = f"a part owns {largest} {what} of all types, expected less than {MAX_INT32}"
+        check(largest < MAX_INT32, f"{book.json_path}: {text}: cut it into more parts")
     ntypes = {ntype: data.num_nodes(ntype) for ntype in data.book.ntypes}
     etypes = {":".join(etype): data.num_edges(etype) for etype in data.book.canonical_etypes}
     joint = ":".join(ETYPE_HOMO)
@@ -65,16 +69,6 @@ def _joint_book(book: PartitionBook) -> PartitionBook:
         node_ranges={NTYPE_HOMO: np.asarray(book.part_ranges, dtype=np.int64)},
         edge_ranges={ETYPE_HOMO: edges},
     )
-
-
-def _check_int32(book: PartitionBook) -> None:
-    for what, (ranges,) in (
-        ("nodes", book.node_ranges.values()),
-        ("edges", book.edge_ranges.values()),
-    ):
-        largest = int((ranges[:, 1] - ranges[:, 0]).max())
-        text = f"a part owns {largest} {what} of all types, expected less than {MAX_INT32}"
-        check(largest < MAX_INT32, f"{book.json_path}: {text}: cut it into more parts")
 
 
 def _joint_edges(data: PartitionData) -> ShardEdges:

@@ -17,9 +17,8 @@ import pickle
 import pickletools
 import struct
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -56,6 +55,7 @@ _STORAGES = {
     "FloatStorage": torch.float32, "DoubleStorage": torch.float64,
 }  # fmt: skip
 _MOST_BYTES = 1 << 20  # of a description
+_NOTHING: Mapping[tuple[str, str], Any] = {}
 _LOCAL_HEADER = struct.Struct("<4s22xHH")  # of a zip entry: magic, lengths of name and extra field
 
 
@@ -64,25 +64,38 @@ class NotPlainError(pickle.UnpicklingError):
 
 
 class PlainUnpickler(pickle.Unpickler):
-    """Reads plain data; raises :class:`NotPlainError` at the name of anything else."""
+    """Reads plain data; raises :class:`NotPlainError` at the name of anything else.
 
-    def __init__(self, file: Any, *, name: str = "a pickle", **options: Any) -> None:
+    Args:
+        name: of the file. known: what else is read, by module and name; without it no class is,
+            only what pickle has opcodes for: text, numbers, and containers of them.
+    """
+
+    def __init__(
+        self,
+        file: Any,
+        *,
+        name: str = "a pickle",
+        known: Mapping[tuple[str, str], Any] | None = _NOTHING,
+        **options: Any,
+    ) -> None:
         super().__init__(file, **options)
-        self._name = os.fspath(getattr(file, "name", name))
+        self._name, self._known = os.fspath(getattr(file, "name", name)), known
 
     def find_class(self, module: str, name: str) -> Any:
         """What a pickle names; older files say where plain data's class or function was."""
-        module = _OLD.get(module, module)
-        if module.startswith("scipy.sparse") and name in _SPARSE:
-            return super().find_class("scipy.sparse", name)
-        if name in _PLAIN.get(module, ()) or (module in NUMPY_MODULES and name in NUMPY_MAKERS):
-            return super().find_class(module, name)
-        raise self._refusal(module, name, "arrays of numbers and containers of them")
-
-    def _refusal(self, module: str, name: str, expected: str) -> NotPlainError:
-        return NotPlainError(
-            f"{self._name}: names {module}.{name}, expected {expected}; not read, as it could run "
-            "a program"
+        module, known = _OLD.get(module, module), self._known
+        if known is not None:
+            if (module, name) in known:
+                return known[module, name]
+            if module.startswith("scipy.sparse") and name in _SPARSE:
+                return super().find_class("scipy.sparse", name)
+            if name in _PLAIN.get(module, ()) or (module in NUMPY_MODULES and name in NUMPY_MAKERS):
+                return super().find_class(module, name)
+        what = "plain values alone" if known is None else "arrays of numbers and containers of them"
+        raise NotPlainError(
+            f"{self._name}: names {module}.{name}, expected {what}; not read, as it could run a "
+            "program"
         )
 
 
@@ -141,7 +154,7 @@ def read_pickles(path: str) -> Iterator[Any]:
     """
     with _naming(path), open(path, "rb") as file:
         while file.peek(1):
-            yield _Loading(file, name=path).load()
+            yield PlainUnpickler(file, name=path, known=_LOADED).load()
 
 
 def read_values(path: str) -> Any:
@@ -156,7 +169,15 @@ def read_values(path: str) -> Any:
         for code, number, _ in pickletools.genops(data := file.map[:]):
             if code.name.endswith("PUT") and int(number or 0) > file.size:
                 raise ValueError(f"it keeps an object as number {number}, expected few of them")
-        return _Values(io.BytesIO(data), name=path).load()
+        return PlainUnpickler(io.BytesIO(data), name=path, known=None).load()
+
+
+def _storage(data: bytes) -> Any:
+    return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+
+
+# Tensors in memory, as ``pickle.dump`` writes them.
+_LOADED = {REBUILD_TENSOR: rebuild_tensor, STORAGE_FROM_BYTES: _storage}
 
 
 @contextmanager
@@ -206,15 +227,9 @@ class _Mapping(PlainUnpickler):
     def __init__(
         self, file: MappedFile, entries: dict[str, tuple[int, int]], stem: str, content: io.BytesIO
     ) -> None:
-        super().__init__(content, name=file.path)
+        known = {("torch", name): dtype for name, dtype in _STORAGES.items()}
+        super().__init__(content, name=file.path, known={**known, REBUILD_TENSOR: self._tensor})
         self._file, self._entries, self._stem = file, entries, stem
-
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) == REBUILD_TENSOR:
-            return self._tensor
-        if module == "torch" and name in _STORAGES:
-            return _STORAGES[name]
-        return super().find_class(module, name)
 
     def persistent_load(self, pid: Any) -> _Storage:
         _, dtype, key, *_ = pid
@@ -233,22 +248,3 @@ class _Mapping(PlainUnpickler):
         if holds and low + count * storage.dtype.itemsize > storage.high:
             raise ValueError(f"a tensor of shape {shape} is larger than its storage")
         return MappedColumn(self._file, low if holds else storage.low, storage.dtype, shape)
-
-
-class _Values(PlainUnpickler):
-    """What pickle has opcodes for: text, numbers, and containers of them."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        raise self._refusal(module, name, "plain values alone")
-
-
-class _Loading(PlainUnpickler):
-    """Tensors in memory, as ``pickle.dump`` writes them."""
-
-    def find_class(self, module: str, name: str) -> Callable:
-        if (module, name) == REBUILD_TENSOR:
-            return rebuild_tensor
-        if (module, name) == STORAGE_FROM_BYTES:
-            load = partial(torch.load, map_location="cpu", weights_only=True)
-            return lambda data: load(io.BytesIO(data))
-        return super().find_class(module, name)

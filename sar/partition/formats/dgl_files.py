@@ -1,10 +1,9 @@
 """DGL's files, written without DGL: tensor dictionaries (``*_feat.dgl``) and parts' ``graph.dgl``.
 
-FORMAT: see :mod:`sar.partition.dgl_format`, which reads them. Sizes are known before, so arrays of
-a dictionary are written in any order. Of a graph the ends of edges come first, as they come from
-the stream: sources as new ids of the whole graph, destinations as rows of the part. When all are
-there, the sources from other parts (halo nodes) are numbered behind the inner nodes, by ascending
-id, and what stands before and behind the ends is written.
+Sizes are known before, so arrays of a dictionary are written in any order. Of a graph the ends of
+edges come first, sources as new ids of the whole graph, destinations as rows of the part. When all
+are there, sources from other parts (halo nodes) are numbered behind the inner nodes, by ascending
+id, and the rest is written.
 """
 
 from __future__ import annotations

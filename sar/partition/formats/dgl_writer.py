@@ -46,8 +46,6 @@ def write_dgl(
     Args:
         graph: valid; parts: int [N] below ``num_parts``, types one after another.
         name, method: what the JSON says.
-
-    Raises ``OSError`` that names a file.
     """
     layout = lay_out(graph, parts, num_parts, progress)
     for part in range(num_parts):

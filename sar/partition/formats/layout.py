@@ -64,7 +64,9 @@ def lay_out(
 ) -> Layout:
     """Of a valid graph and int [N] parts of its nodes, types one after another."""
     part_of = parts_by_type(graph, parts, num_parts)
-    counts = np.array([count(own, num_parts) for own in part_of.values()])
+    counts = np.zeros((len(part_of), num_parts), np.int64)
+    for own, found in zip(part_of.values(), counts, strict=True):
+        count_each(own, found)
     node_ranges = dict(zip(part_of, ranges_of(counts.T), strict=True))
     wide = np.int32 if graph.total_nodes < 2**31 else np.int64
     new_ids = {}
@@ -84,13 +86,6 @@ def parts_by_type(graph: GraphArrays, parts: np.ndarray, num_parts: int) -> dict
     """[N] per node type, of the smallest unsigned dtype that holds ``num_parts``."""
     dtype, firsts = np.min_scalar_type(num_parts - 1), graph.node_offsets()
     return {t: parts[firsts[t] : firsts[t] + n].astype(dtype) for t, n in graph.num_nodes.items()}
-
-
-def count(parts: np.ndarray, num_parts: int) -> np.ndarray:
-    """int64 [P]: how often each part comes; numpy's ``bincount`` copies them to int64."""
-    found = np.zeros(num_parts, np.int64)
-    count_each(parts, found)
-    return found
 
 
 @dataclass
@@ -131,7 +126,9 @@ def node_groups(layout: Layout, ntype: str, counter: Counter) -> Iterator[Group]
 
 def order_by_part(parts: np.ndarray, num_parts: int, order: np.ndarray) -> np.ndarray:
     """Fill int32 [n] ``order`` with rows by part; int64 [P + 1], where those of each begin."""
-    bounds = _bounds(count(parts, num_parts))
+    counts = np.zeros(num_parts, np.int64)
+    count_each(parts, counts)
+    bounds = _bounds(counts)
     group_nodes(parts, bounds[:-1].copy(), order)
     return bounds
 
@@ -167,7 +164,7 @@ def number_nodes(parts, following, new_ids):
 
 @compiled
 def count_each(parts, counts):
-    """Add to int64 [P] ``counts`` how often each part comes."""
+    """Add to int64 [P] ``counts`` how often each part comes; numpy's copies them to int64."""
     for i in range(len(parts)):
         counts[parts[i]] += 1
 
@@ -181,11 +178,8 @@ def count_parts(ids, part_of, counts):
 
 @compiled
 def group_nodes(parts, at, order):
-    """int32 [n] rows, part after part and ascending inside each.
-
-    Args:
-        at: int64 [P], where each part's rows begin; moves on to where they end.
-    """
+    """int32 [n] rows, part after part and ascending inside each. ``at``, int64 [P], has where each
+    part's begin, and moves on."""
     for i in range(len(parts)):
         place = at[parts[i]]
         at[parts[i]] = place + 1
@@ -197,17 +191,9 @@ def group_edges(
     src, dst, part_of, src_ids, dst_ids, first, at,
     out_src, out_dst, order,
 ):  # fmt: skip
-    """Edges [e] by the part of their destination, in their order inside each part.
-
-    Args:
-        part_of, dst_ids: part and new id of the nodes of the destinations' type.
-        src_ids: new ids of the nodes of the sources' type.
-        first: int64 [P], the first node of each part.
-        at: as in :func:`group_nodes`.
-        out_src: int64 [e], gets new ids of sources.
-        out_dst: int64 [e], gets rows of destinations inside their part.
-        order: int32 [e], gets positions in the order in which the edges came.
-    """
+    """Edges [e] by the part of their destination, in their order inside each part, into the arrays
+    of a :class:`Group`. ``first``, int64 [P], has the first node of each part; ``at`` is as in
+    :func:`group_nodes`."""
     for e in range(len(src)):
         node = dst[e]
         part = part_of[node]

@@ -180,11 +180,13 @@ class _Reader:
                 groups.setdefault(values.table, {})[name] = values
         for number, (table, group) in enumerate(groups.items()):
             found |= self._read(kind, table, group, f"{folder}/table-{number}")[1]
-        for name, tensor in found.items():
-            path = columns[name].table.paths[0]
+        for name, values in columns.items():
+            tensor, shape = found.pop(name), values.shape
             text = f"column {name!r} has {len(tensor)} rows, expected {rows} ({what})"
-            need(len(tensor) == rows, f"{path}: {text}")
-        return {name: _shaped(found[name], columns[name].shape) for name in columns}
+            need(len(tensor) == rows, f"{values.table.paths[0]}: {text}")
+            fits = shape and math.prod(shape) == math.prod(tensor.shape[1:])
+            found[name] = tensor.view(rows, *shape) if fits else tensor
+        return found
 
     def _read(
         self,
@@ -312,8 +314,8 @@ def _text_ids(one: Edges, src: Dense | IdMap, dst: Dense | IdMap) -> list[Key]:
     """Columns whose ids are texts even if this table's look like integers."""
     maps = {key: ids for key, ids in ((one.src, src), (one.dst, dst)) if isinstance(ids, IdMap)}
     are_integers = one.table.integers(list(maps))
-    texts = {id(ids) for key, ids in maps.items() if ids.has_texts or not are_integers[key]}
-    return [key for key, ids in maps.items() if id(ids) in texts and not ids.has_integers]
+    texts = {id(ids) for key, ids in maps.items() if ids.are_texts or not are_integers[key]}
+    return [key for key, ids in maps.items() if id(ids) in texts and ids.are_texts is not False]
 
 
 def _number(
@@ -322,12 +324,6 @@ def _number(
     if src is dst and isinstance(src, IdMap) and not src.closed:
         return src.number_ends(block, one.src, one.dst)
     return src.number(block, 0, one.src), dst.number(block, 1, one.dst)
-
-
-def _shaped(column: Tensor, shape: tuple[int, ...]) -> Tensor:
-    if not shape or math.prod(shape) != math.prod(column.shape[1:]):
-        return column
-    return column.view(len(column), *shape)
 
 
 def _check_names(columns: Mapping[str, Values], what: str, reserved: str) -> None:

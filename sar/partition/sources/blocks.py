@@ -37,10 +37,8 @@ DAMAGE = (
 
 
 class WidenError(Exception):
-    """A column of a CSV file begins with integers and goes on with other numbers.
-
-    Who reads the column catches this, and begins again with :attr:`key` among the floats.
-    """
+    """A column of a CSV file begins with integers and goes on with other numbers: who reads it
+    begins again with :attr:`key` among the floats."""
 
     def __init__(self, key: Key, message: str) -> None:
         super().__init__(message)
@@ -74,8 +72,12 @@ def reading(path: Path) -> Iterator[None]:
     except FileNotFoundError:
         raise
     except DAMAGE as error:
-        lines = str(error).splitlines() or [type(error).__name__]
-        raise ValueError(f"{path}: cannot be read: {lines[0]}") from error
+        raise ValueError(f"{path}: cannot be read: {first_line(error)}") from error
+
+
+def first_line(error: Exception) -> str:
+    """Of what it says, or what it is called."""
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def position(key: Key, names: Sequence[str], path: Path) -> int:
@@ -97,13 +99,8 @@ def rows_at_once(row_bytes: float) -> int:
 
 
 def numbers(block: Block, at: int, key: Key) -> np.ndarray:
-    """A column of a block, [n], or [n, ...] where it holds lists of one length.
-
-    Times become integers of their unit, decimal numbers float64.
-
-    Raises ValueError naming file, row and column for nulls, lists of several lengths, and what is
-    no number.
-    """
+    """A column of a block, [n], or [n, ...] where it holds lists of one length; times become
+    integers of their unit, decimal numbers float64. What is anything else is named by its row."""
     return as_stored(_plain(block, block.columns[at], key), block, key)
 
 
@@ -184,9 +181,7 @@ def finished(
     values: np.ndarray, name: str, dtype: str | None, allow_nan: bool, block: Block
 ) -> np.ndarray:
     """Numbers as a column of nodes or edges: of the type that was asked for, or as its name tells.
-
-    Raises ValueError where integers would become others, and for a NaN or an infinity.
-    """
+    Integers that would become others, a NaN and an infinity are named by their row."""
     if dtype is not None and values.dtype != dtype:
         with np.errstate(all="ignore"):
             made = values.astype(dtype)
@@ -233,14 +228,10 @@ class CsvFile:
         need(not is_table, f"{self.path}: {what}; name them, instead of their numbers")
         return skipped, header, first if header else [f"f{n}" for n in range(len(first))]
 
-    @property
-    def names(self) -> list[str] | None:
-        """Of the columns, `None` where the file has none."""
-        return self._top[2] if self._top[1] else None
-
-    @property
-    def width(self) -> int:
-        return len(self._top[2])
+    def keys(self) -> list[Key]:
+        """Names of columns, or numbers."""
+        _, are_named, names = self._top
+        return list(names) if are_named else list(range(len(names)))
 
     def type_of(self, key: Key) -> pa.DataType:
         """Of a column, as its first rows tell; the null type where they hold nothing."""
@@ -258,10 +249,8 @@ class CsvFile:
     def blocks(
         self, keys: Sequence[Key], types: Mapping[Key, pa.DataType], widens: Sequence[Key]
     ) -> Iterator[Block]:
-        """The columns ``keys``, of these types where they are given.
-
-        Raises ValueError naming file, row, column and value; of those in ``widens`` `WidenError`.
-        """
+        """The columns ``keys``, of these types where they are given. What is of another type is
+        named; where it is in ``widens`` that is a `WidenError`."""
         if not self.path.stat().st_size:
             return
         names = [self._name(key) for key in keys]
@@ -289,7 +278,7 @@ class CsvFile:
                 use_threads=False,
                 block_size=_CSV_BYTES,
                 skip_rows=self._top[0],
-                autogenerate_column_names=self.names is None,
+                autogenerate_column_names=not self._top[1],
             ),
             parse_options=pa.csv.ParseOptions(delimiter=self.delimiter),
             convert_options=pa.csv.ConvertOptions(
@@ -303,10 +292,10 @@ class CsvFile:
 
     def _named(self, error: Exception, keys: Mapping[int, Key], widens: Sequence[Key]) -> Exception:
         """pyarrow's error in our words. It counts columns from 0, and lines from 1."""
-        text = (str(error).splitlines() or [type(error).__name__])[0]
+        text = first_line(error)
         line, column = re.search(r"Row #(\d+): ", text), re.match(r"In CSV column #(\d+): ", text)
         key = keys.get(int(column[1])) if column else None
-        first = self._top[0] + (1 if self.names is None else 2)
+        first = self._top[0] + 1 + self._top[1]
         where = [f"row {int(line[1]) - first}"] if line else []
         where += [f"column {key!r}"] if key is not None else []
         reason = text[line.end() :] if line else text

@@ -26,13 +26,8 @@ _KINDS = {"csv": "csv", "parquet": "parquet", "numpy": "npy"}
 def read_chunked(
     path: Path, scratch: Path, *, allow_nan: bool = False, progress: Progress = silent
 ) -> GraphArrays:
-    """The graph of a `metadata.json`; what is copied lies in ``scratch``.
-
-    allow_nan: take features and weights that are no finite numbers.
-
-    Raises ValueError naming the file and the key, or the row and the value; FileNotFoundError;
-    OSError for a full disk.
-    """
+    """The graph of a `metadata.json`; what is copied lies in ``scratch``. Arguments and errors are
+    those of :func:`sar.partition.sources.description.read_description`."""
     path = Path(path)
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -121,9 +116,12 @@ class _Metadata(Checked):
             table = self._table(entry, f"{where}.{name}", chunks)
             if table.kind == "npy":
                 columns[name] = Values(table)
-            else:
-                shape = _stored_shape(table) if table.kind == "parquet" else ()
-                columns[name] = Values(table, tuple(range(table.width())), shape=shape)
+                continue
+            told = b""  # what a row's shape was, where DGL's tools made columns of its numbers
+            if table.kind == "parquet":
+                told = (parquet_schema(table.paths[0]).metadata or {}).get(b"shape", b"")
+            shape = tuple(map(int, re.findall(rb"\d{1,9}", told)[1:]))
+            columns[name] = Values(table, tuple(range(len(table.keys()))), shape=shape)
         return columns
 
     def _table(self, entry: Any, where: str, chunks: tuple[int, ...]) -> Table:
@@ -140,10 +138,3 @@ class _Metadata(Checked):
         delimiter = self.delimiter(given, f"{where}.format")
         paths = [self.path.parent / file for file in files]
         return table_of(paths, kind=_KINDS[kind], delimiter=delimiter, header=False, rows=rows)
-
-
-def _stored_shape(table: Table) -> tuple[int, ...]:
-    """What a row's shape was, where DGL's tools made columns of its numbers; else nothing."""
-    told = (parquet_schema(table.paths[0]).metadata or {}).get(b"shape")
-    sizes = [int(size) for size in re.findall(rb"\d{1,9}", told)] if told else []
-    return tuple(sizes[1:])

@@ -117,16 +117,11 @@ def ogb_loader(kind: str, name: str, root: str | None) -> Iterator[tuple[Any, st
     than plain data inside. Raises as `load_ogb_dataset`.
     """
     require_dgl(f"data set {name!r}")
-    try:
-        package = importlib.import_module(f"ogb.{kind}")
-        loader = importlib.import_module(".dataset_dgl", package.__name__)
-    except ImportError as error:
-        raise MissingDependencyError(
-            f"data set {name!r} needs ogb: pip install 'sar-gnn[data]'"
-        ) from error
     root = root or DEFAULT_OGB_ROOT
-    with explained(name, root), plain_pickles(), weights_only_loads(loader, Path(root)):
-        yield loader, root
+    with explained(name, root):
+        loader = importlib.import_module(f"ogb.{kind}.dataset_dgl")
+        with plain_pickles(), weights_only_loads(loader, Path(root)):
+            yield loader, root
 
 
 def load_ogb_dataset(name: str, root: str | None = None) -> GraphArrays:
@@ -147,7 +142,10 @@ def load_ogb_dataset(name: str, root: str | None = None) -> GraphArrays:
         labels = {ntype: labels}
         split = {key: {ntype: ids} for key, ids in split.items()}
     for ntype, value in labels.items():
-        arrays.node_data[ntype]["label"] = _labels(torch.as_tensor(value), classify)
+        label = _as_vector(torch.as_tensor(value))
+        if classify and label.is_floating_point():
+            label = torch.where(label.isnan(), torch.full_like(label, -1), label).long()
+        arrays.node_data[ntype]["label"] = label
     for key, by_type in split.items():
         for ntype, ids in by_type.items():
             mask = torch.zeros(arrays.num_nodes[ntype], dtype=torch.bool)
@@ -156,12 +154,10 @@ def load_ogb_dataset(name: str, root: str | None = None) -> GraphArrays:
     return arrays
 
 
-def _labels(value: Tensor, classify: bool) -> Tensor:
-    if value.dim() == 2 and value.shape[1] == 1:
-        value = value[:, 0].contiguous()
-    if classify and value.is_floating_point():
-        value = torch.where(value.isnan(), torch.full_like(value, -1), value).long()
-    return value
+def _as_vector(column: Tensor) -> Tensor:
+    """A matrix of one column."""
+    is_one = column.dim() == 2 and column.shape[1] == 1
+    return column[:, 0].contiguous() if is_one else column
 
 
 @contextlib.contextmanager
@@ -172,15 +168,11 @@ def explained(name: str, folder: str) -> Iterator[None]:
     except NotPlainError as error:
         raise SarError(f"data set {name!r}: {error}") from error
     except ImportError as error:
-        raise MissingDependencyError(
-            f"data set {name!r}: {error}; pip install 'sar-gnn[data]'"
-        ) from error
+        text = f"data set {name!r}: {error}; pip install 'sar-gnn[data]'"
+        raise MissingDependencyError(text) from error
     except OSError as error:
-        raise SarError(
-            f"data set {name!r} could not be loaded or downloaded "
-            f"({type(error).__name__}: {error}); "
-            f"without a network, put it into {folder} first"
-        ) from error
+        text = f"data set {name!r} could not be loaded or downloaded ({type(error).__name__}:"
+        raise SarError(f"{text} {error}); without a network, put it into {folder} first") from error
     except (SystemExit, EOFError) as error:
         # OGB asks before a large download and leaves the process when the answer is no.
         raise SarError(f"data set {name!r}: the download was not confirmed") from error
@@ -279,9 +271,7 @@ def _name_relations(graph: GraphArrays) -> dict[tuple[int, str, str], EType]:
     types, for graphs of several edge types."""
     found: dict[tuple[int, str, str], EType] = {}
     for etype, columns in graph.edge_data.items():
-        for key, column in columns.items():  # a column of one is a vector
-            if column.dim() == 2 and column.shape[1] == 1:
-                columns[key] = column[:, 0].contiguous()
+        columns |= {key: _as_vector(column) for key, column in columns.items()}
         if "reltype" in columns:
             columns[_RELATION] = columns.pop("reltype")
             for number in columns[_RELATION].unique().tolist():

@@ -90,12 +90,12 @@ def read_edges(
     """
     table = table_of([Path(path) for path in paths])
     src, dst = _ends(table)
-    names = table.names()
-    named: dict[str, Key] = {name: name for name in names or ()}
-    if names is None:
-        named = {f"column{number}": number for number in range(table.width())}
-    kinds = table.numbers([key for key in named.values() if key not in (src, dst)])
-    used = {name: Values(table, (key,)) for name, key in named.items() if kinds.get(key)}
+    kinds = table.numbers([key for key in table.keys() if key not in (src, dst)])
+    used = {
+        key if isinstance(key, str) else f"column{key}": Values(table, (key,))
+        for key, is_number in kinds.items()
+        if is_number
+    }
     texts = [key for key, is_number in kinds.items() if not is_number]
     if texts:
         warnings.warn(f"{table.paths[0]}: columns {texts} hold no numbers: left out", stacklevel=2)
@@ -106,11 +106,9 @@ def read_edges(
 
 def _ends(table: Table) -> tuple[Key, Key]:
     """The columns of ids where nobody named them."""
-    names = table.names()
-    if names is None:
-        return 0, 1
-    need(len(names) > 1, f"{table.paths[0]}: has columns {names}, expected two of ids at least")
-    return ("src", "dst") if {"src", "dst"} <= set(names) else (names[0], names[1])
+    keys = table.keys()
+    need(len(keys) > 1, f"{table.paths[0]}: has columns {keys}, expected two of ids at least")
+    return ("src", "dst") if {"src", "dst"} <= set(keys) else (keys[0], keys[1])
 
 
 def _bare(edges: Edges) -> Nodes:

@@ -1,10 +1,13 @@
 """Seeded graphs made on the spot: communities and papers to learn on, R-MAT to measure with."""
 
+import operator
+
 import numpy as np
 import torch
 from torch import Tensor
 
-from sar.partition.arrays import ETYPE_HOMO, NTYPE_HOMO, GraphArrays
+from sar import expect
+from sar.partition.arrays import ETYPE_HOMO, NTYPE_HOMO, GraphArrays, need
 
 MAX_DRAWS = 100
 
@@ -32,17 +35,19 @@ def community_graph(
         odd).
     Masks: 60 % train, 20 % validation, 20 % test. Raises ValueError for impossible sizes.
     """
-    _check_community(nodes, edges, classes, features, homophily, exponent)
+    _whole(nodes, "nodes", 2)
+    # Rejection of duplicates stays fast while at most a quarter of all pairs is asked for.
+    _whole(edges, "edges", 0, max(2, nodes * (nodes - 1) // 4))
+    _whole(classes, "classes", 1)
+    _whole(features, "features", 1)
+    expect.number(homophily, "homophily", at_least=0, at_most=1)
+    expect.number(exponent, "exponent", above=1)
     rng = np.random.default_rng(seed)
     labels = rng.integers(0, classes, nodes)
     pairs = _community_pairs(rng, labels, classes, (edges + 1) // 2, homophily, exponent)
-    centers = rng.standard_normal((classes, features), dtype=np.float32) * np.float32(signal)
-    feat = rng.standard_normal((nodes, features), dtype=np.float32)
-    feat += centers[labels]
+    data = _around(rng, labels, classes, features, signal)
     src, dst = _both_directions(pairs, nodes)
-    data = {"feat": torch.from_numpy(feat), "label": torch.from_numpy(labels)}
-    data.update(_random_masks(rng, nodes))
-    return _homogeneous("synthetic", nodes, src, dst, data)
+    return _homogeneous("synthetic", nodes, src, dst, data, rng)
 
 
 def rmat_graph(
@@ -60,21 +65,23 @@ def rmat_graph(
 
     `samples` directed edges are drawn, ids permuted, loops and duplicates removed, both directions
     kept, then a self loop is added to every node. The defaults give about 3.7 million directed
-    edges. The classes cannot be
-    learned: the graph is for measuring. Raises ValueError for impossible parameters.
+    edges. The classes cannot be learned: the graph is for measuring. Raises ValueError for
+    impossible parameters.
     """
-    if not 1 <= scale <= 30:
-        raise ValueError(f"scale is {scale}, expected 1 to 30")
-    if samples < 0 or features < 1 or classes < 1:
-        raise ValueError(
-            f"samples, features, classes are {samples}, {features}, {classes}, "
-            "expected at least 0, 1, 1"
-        )
-    if min(a, b, c) < 0 or a + b + c > 1:
-        raise ValueError(f"a, b, c are {a}, {b}, {c}, expected none negative, sum at most 1")
+    _whole(scale, "scale", 1, 30)
+    _whole(samples, "samples", 0)
+    _whole(features, "features", 1)
+    _whole(classes, "classes", 1)
+    is_good = min(a, b, c) >= 0 and a + b + c <= 1
+    need(is_good, f"a, b, c are {a}, {b}, {c}, expected none negative, sum at most 1")
     rng = np.random.default_rng(seed)
     nodes = 1 << scale
-    src, dst = _rmat_pairs(rng, scale, samples, a, b, c)
+    src, dst = np.zeros((2, samples), dtype=np.int64)
+    for _ in range(scale):
+        draw = rng.random(samples)
+        down = draw >= a + b
+        right = ((draw >= a) & ~down) | (draw >= a + b + c)
+        src, dst = 2 * src + down, 2 * dst + right
     relabel = rng.permutation(nodes)
     src, dst = _both_directions(_simple_keys(relabel[src], relabel[dst], nodes), nodes)
     loops = np.arange(nodes)
@@ -82,10 +89,8 @@ def rmat_graph(
         "feat": torch.from_numpy(rng.standard_normal((nodes, features), dtype=np.float32)),
         "label": torch.from_numpy(rng.integers(0, classes, nodes)),
     }
-    data.update(_random_masks(rng, nodes))
-    return _homogeneous(
-        "rmat", nodes, np.concatenate([src, loops]), np.concatenate([dst, loops]), data
-    )
+    src, dst = np.concatenate([src, loops]), np.concatenate([dst, loops])
+    return _homogeneous("rmat", nodes, src, dst, data, rng)
 
 
 def bibliography_graph(
@@ -105,11 +110,10 @@ def bibliography_graph(
     parameters.
     """
     counts = {"author": papers // 2, "paper": papers, "term": papers // 10}
-    if papers < 10 * classes or classes < 1 or features < 1 or not 0 <= homophily <= 1:
-        raise ValueError(
-            f"papers, classes, features, homophily are {papers}, {classes}, {features}, "
-            f"{homophily}, expected at least 10 x classes, 1, 1 and [0, 1]"
-        )
+    _whole(classes, "classes", 1)
+    _whole(papers, "papers", 10 * classes)
+    _whole(features, "features", 1)
+    expect.number(homophily, "homophily", at_least=0, at_most=1)
     rng = np.random.default_rng(seed)
     homes = {ntype: rng.permutation(np.arange(count) % classes) for ntype, count in counts.items()}
     rows = {}
@@ -129,29 +133,23 @@ def bibliography_graph(
         ("paper", "written_by", "author"): rows["author"],
         ("term", "of", "paper"): (rows["term"][1], rows["term"][0]),
     }
-    centers = rng.standard_normal((classes, features), dtype=np.float32) * np.float32(signal)
-    feat = rng.standard_normal((papers, features), dtype=np.float32) + centers[homes["paper"]]
-    data = {"feat": torch.from_numpy(feat), "label": torch.from_numpy(homes["paper"])}
-    data.update(_random_masks(rng, papers))
+    data = _around(rng, homes["paper"], classes, features, signal) | _random_masks(rng, papers)
     return GraphArrays("bibliography", counts, edges, {"paper": data}).with_orig_ids()
 
 
-def _check_community(
-    nodes: int, edges: int, classes: int, features: int, homophily: float, exponent: float
-) -> None:
-    if nodes < 2 or classes < 1 or features < 1:
-        raise ValueError(
-            f"nodes, classes, features are {nodes}, {classes}, {features}, want at least 2, 1, 1"
-        )
-    # Rejection of duplicates stays fast while at most a quarter of all pairs is asked for.
-    if not 0 <= edges <= max(2, nodes * (nodes - 1) // 4):
-        raise ValueError(
-            f"edges is {edges}, expected 0 to {max(2, nodes * (nodes - 1) // 4)} for {nodes} nodes"
-        )
-    if not 0 <= homophily <= 1 or exponent <= 1:
-        raise ValueError(
-            f"homophily, exponent are {homophily}, {exponent}, expected [0, 1] and more than 1"
-        )
+def _whole(value: int, name: str, least: int, most: int | None = None) -> None:
+    """numpy's integers are integers, too."""
+    expect.integer(operator.index(value), name, at_least=least, at_most=most)
+
+
+def _around(
+    rng: np.random.Generator, labels: np.ndarray, classes: int, features: int, signal: float
+) -> dict[str, Tensor]:
+    """Labels, and features around a vector of each class."""
+    centers = rng.standard_normal((classes, features), dtype=np.float32) * np.float32(signal)
+    feat = rng.standard_normal((len(labels), features), dtype=np.float32)
+    feat += centers[labels]
+    return {"feat": torch.from_numpy(feat), "label": torch.from_numpy(labels)}
 
 
 def _community_pairs(
@@ -185,11 +183,9 @@ def _community_pairs(
         keys = np.union1d(keys, fresh)
         # Hubs saturate in dense graphs: flatter weights every time, so that the loop ends.
         weights = weights**0.9
-    if len(keys) < wanted:
-        raise ValueError(
-            f"found {len(keys)} distinct undirected edges of {wanted}: too many for {nodes} nodes, "
-            f"{classes} classes and homophily {homophily}"
-        )
+    what = f"found {len(keys)} distinct undirected edges of {wanted}: too many for {nodes} nodes"
+    is_good = len(keys) >= wanted
+    need(is_good, f"{what}, {classes} classes and homophily {homophily}")
     return np.sort(rng.permutation(keys)[:wanted])
 
 
@@ -200,20 +196,6 @@ def _draw(
     point = low + rng.random(len(low)) * (high - low)
     found = np.searchsorted(cumulative, point, side="right") - 1
     return np.minimum(found, len(cumulative) - 2)
-
-
-def _rmat_pairs(
-    rng: np.random.Generator, scale: int, samples: int, a: float, b: float, c: float
-) -> tuple[np.ndarray, np.ndarray]:
-    src = np.zeros(samples, dtype=np.int64)
-    dst = np.zeros(samples, dtype=np.int64)
-    for _ in range(scale):
-        draw = rng.random(samples)
-        down = draw >= a + b
-        right = ((draw >= a) & ~down) | (draw >= a + b + c)
-        src = 2 * src + down
-        dst = 2 * dst + right
-    return src, dst
 
 
 def _simple_keys(src: np.ndarray, dst: np.ndarray, nodes: int) -> np.ndarray:
@@ -237,7 +219,13 @@ def _random_masks(rng: np.random.Generator, nodes: int) -> dict[str, Tensor]:
 
 
 def _homogeneous(
-    name: str, nodes: int, src: np.ndarray, dst: np.ndarray, data: dict[str, Tensor]
+    name: str,
+    nodes: int,
+    src: np.ndarray,
+    dst: np.ndarray,
+    data: dict[str, Tensor],
+    rng: np.random.Generator,
 ) -> GraphArrays:
     edges = {ETYPE_HOMO: (torch.from_numpy(src), torch.from_numpy(dst))}
+    data |= _random_masks(rng, nodes)
     return GraphArrays(name, {NTYPE_HOMO: nodes}, edges, {NTYPE_HOMO: data}).with_orig_ids()

@@ -23,11 +23,6 @@ _AT_ONCE = 512
 
 
 @inlined
-def _hash_int(value: Any) -> Any:
-    return mix(np.uint64(value) + _STEP)
-
-
-@inlined
 def _hash_bytes(data: Any, low: int, high: int) -> Any:
     found = _STEP
     for at in range(low, high):
@@ -63,7 +58,7 @@ def number_ints(
     for start in range(0, ids.shape[0], _AT_ONCE):
         size, left = min(_AT_ONCE, ids.shape[0] - start), 0
         for j in range(size):
-            hashes[j] = _hash_int(ids[start + j])
+            hashes[j] = mix(np.uint64(ids[start + j]) + _STEP)
             words[j] = table[hashes[j] >> shift]
         for j in range(size):
             number = np.int64(words[j] & _LOW) - 1

@@ -32,10 +32,7 @@ _DENSE_NODES, _DENSE_PER_END = 1 << 24, 50
 
 
 def external(block: Block, at: int, key: Key) -> np.ndarray | pa.LargeStringArray:
-    """A column of ids: int64 [n], or texts.
-
-    Raises ValueError naming file, row and column for missing ones and those of other types.
-    """
+    """A column of ids: int64 [n], or texts."""
     column: Column = block.columns[at]
     if isinstance(column, pa.Array):
         check_nulls(block, column, key)
@@ -93,8 +90,7 @@ def check_dense(count: int, ends: int, where: str, advice: str) -> None:
 
 
 class IdMap:
-    """External ids. They get numbers in the order in which they come first; where it is ``closed``
-    others are errors.
+    """External ids, numbered as they come first; where it is ``closed`` others are errors.
 
     Memory: 11 to 22 bytes an id for the table, 8 for an integer, 8 and its length for a text.
     """
@@ -109,12 +105,9 @@ class IdMap:
         return self._known.count if self._known else 0
 
     @property
-    def has_texts(self) -> bool:
-        return isinstance(self._known, _Texts)
-
-    @property
-    def has_integers(self) -> bool:
-        return isinstance(self._known, _Ints)
+    def are_texts(self) -> bool | None:
+        """Whether ids are; ``None`` while there are none."""
+        return None if self._known is None else isinstance(self._known, _Texts)
 
     def number(self, block: Block, at: int, key: Key) -> np.ndarray:
         """As :meth:`Dense.number`."""

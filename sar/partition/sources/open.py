@@ -82,26 +82,25 @@ def open_input(
     ``FileNotFoundError``; ``MissingDependencyError``; ``OSError`` for a full disk.
     """
     # Libraries of tables are loaded where there are tables.
-    if os.path.isdir(text):
-        return _open_folder(Path(text), scratch, allow_nan, progress)
-    if text.endswith((*DESCRIPTIONS, ".json")):
-        return _open_json(text, scratch, allow_nan, progress)
+    path = _main_file(Path(text))
+    if path.is_dir() or path.name.endswith((*DESCRIPTIONS, ".json")):
+        return _open_described(path, scratch, allow_nan, progress)
     if text.endswith(TABLES):
         from sar.partition.sources.description import read_edges
 
-        paths = [Path(one) for one in sorted(glob.glob(text))] or [Path(text)]
+        paths = [Path(one) for one in sorted(glob.glob(text))] or [path]
         if not paths[0].exists():
-            raise FileNotFoundError(f"input {text!r}: there is no such file{_near(text)}")
+            raise _missing(text)
         name = paths[0].name.split(".")[0]
         return Opened(read_edges(paths, scratch, name, allow_nan=allow_nan, progress=progress))
     if text.endswith(".pt"):
         from sar.partition.sources.pyg import read_pyg_file
 
-        graph = read_pyg_file(Path(text), Path(text).stem)
+        graph = read_pyg_file(path, path.stem)
     else:
-        near = "" if os.path.isfile(text) or ":" in text else _near(text)
-        if near and Path(text).suffix:  # names of data sets have none
-            raise FileNotFoundError(f"input {text!r}: there is no such file{near}")
+        # Names of data sets have no suffix.
+        if not path.is_file() and ":" not in text and path.suffix and _near(text):
+            raise _missing(text)
         graph = open_apart(text)
     if not allow_nan:
         check_finite(graph, text, progress)
@@ -119,34 +118,35 @@ def _near(text: str) -> str:
     return closest_name(os.path.basename(text), known)
 
 
-def _open_folder(folder: Path, scratch: Path, allow_nan: bool, progress: Progress) -> Opened:
-    if (folder / _CHUNKED).is_file():
-        return _open_json(str(folder / _CHUNKED), scratch, allow_nan, progress)
-    jsons = sorted(folder.glob("*.json"))
-    if is_foreign(folder):
-        return _open_partitions(folder, folder, scratch, progress)
-    if len(jsons) == 1:
-        return _open_json(str(jsons[0]), scratch, allow_nan, progress)
-    raise ValueError(
-        f"input {str(folder)!r} is a folder without partitions or {_CHUNKED}; accepted: {INPUTS}"
-    )
+def _missing(text: str) -> FileNotFoundError:
+    return FileNotFoundError(f"input {text!r}: there is no such file{_near(text)}")
 
 
-def _open_json(text: str, scratch: Path, allow_nan: bool, progress: Progress) -> Opened:
+def _main_file(path: Path) -> Path:
+    """Of a folder: DGL's chunks, itself if it holds others' partitions, or its only JSON."""
+    chunked = path / _CHUNKED
+    if not path.is_dir() or (is_foreign(path) and not chunked.is_file()):
+        return path
+    jsons = [chunked] if chunked.is_file() else list(path.glob("*.json"))
+    what = f"input {str(path)!r} is a folder without partitions or {_CHUNKED}"
+    need(len(jsons) == 1, f"{what}; accepted: {INPUTS}")
+    return jsons[0]
+
+
+def _open_described(path: Path, scratch: Path, allow_nan: bool, progress: Progress) -> Opened:
     """A description, DGL's chunks, or partitions: the keys tell."""
-    path = Path(text)
+    if path.is_dir():
+        return _open_partitions(path, path, scratch, progress)
     if not path.is_file():
-        raise FileNotFoundError(f"input {text!r}: there is no such file{_near(text)}")
+        raise _missing(str(path))
     content = _keys(path) if path.suffix == ".json" else {"edges"}
     if {"part_method", "num_parts", "node_map"} & content:
         return _open_partitions(path, path.parent, scratch, progress)
     if "num_nodes_per_chunk" in content or "edge_type" in content:
-        from sar.partition.sources.chunked import read_chunked
-
-        return Opened(read_chunked(path, scratch, allow_nan=allow_nan, progress=progress))
-    from sar.partition.sources.description import read_description
-
-    return Opened(read_description(path, scratch, allow_nan=allow_nan, progress=progress))
+        from sar.partition.sources.chunked import read_chunked as read
+    else:
+        from sar.partition.sources.description import read_description as read
+    return Opened(read(path, scratch, allow_nan=allow_nan, progress=progress))
 
 
 def _open_partitions(path: Path, folder: Path, scratch: Path, progress: Progress) -> Opened:

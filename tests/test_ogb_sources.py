@@ -1,17 +1,17 @@
-"""OGB's link data sets, from folders as its loaders leave them: all true edges and their split."""
+"""OGB's data sets, from folders as its loaders leave them: nodes' and edges' splits as masks."""
 
 from __future__ import annotations
 
 import gzip
-import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from table_files import Trap
 
 from sar.errors import SarError
-from sar.partition.arrays import ETYPE_HOMO, GraphArrays
+from sar.partition.arrays import ETYPE_HOMO, NTYPE_HOMO, GraphArrays
 from sar.partition.cut import PartitionOptions
 from sar.partition.load import load_partition
 from sar.partition.run import partition
@@ -27,11 +27,12 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*not writable.*:UserWarning")
 
 
 @pytest.fixture(scope="module", autouse=True)
-def loader():
-    """OGB's module; imported once, outside the checks of a test, for it sets variables."""
+def loaders() -> list:
+    """OGB's modules; imported once, outside the checks of a test, for they set variables."""
     pytest.importorskip("pandas")
     pytest.importorskip("dgl")
-    return pytest.importorskip("ogb.linkproppred.dataset_dgl")
+    kinds = ("linkproppred", "nodeproppred")
+    return [pytest.importorskip(f"ogb.{kind}.dataset_dgl") for kind in kinds]
 
 
 def folder(root: Path, name: str, split_type: str, split: dict) -> Path:
@@ -51,7 +52,7 @@ def tables(folder: Path, content: dict[str, object]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name, table in content.items():
         pandas.DataFrame(table).to_csv(
-            folder / f"{name}.csv.gz", header=False, index=False, compression="gzip"
+            folder / f"{name}.csv.gz", header=False, index=False, compression="gzip", na_rep="nan"
         )
 
 
@@ -200,20 +201,47 @@ def test_a_split_of_another_graph(tmp_path: Path) -> None:
         open_source(f"ogbl-collab:root={tmp_path / 'b'}")
 
 
-class Boom:
-    def __reduce__(self):
-        return os.mkdir, ("should-not-exist",)
-
-
-def test_files_cannot_run_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["ogbl-collab", "ogbn-arxiv"])
+def test_files_cannot_run_code(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    home = collab(tmp_path) / "ogbl_collab"
-    torch.save({"edge": Boom()}, home / "split" / "time" / "valid.pt")
+    home = {"ogbl-collab": collab, "ogbn-arxiv": arxiv}[name](tmp_path) / name.replace("-", "_")
+    file = "valid.pt" if name == "ogbl-collab" else "split_dict.pt"
+    torch.save({"edge": Trap()}, home / "split" / "time" / file)
     with pytest.raises(SarError, match="more than arrays"):
-        open_source(f"ogbl-collab:root={tmp_path}")
-    assert not (tmp_path / "should-not-exist").exists()
+        open_source(f"{name}:root={tmp_path}")
+    assert not (tmp_path / "trapped").exists()
 
 
-def test_names_are_told(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="did you mean 'ogbl-collab'"):
-        open_source("ogbl-colab")
+# ----------------------------------------------------------------------------------------- nodes
+
+
+def arxiv(root: Path) -> Path:
+    """One label is missing."""
+    split = {"train": np.arange(10), "valid": np.arange(10, 15), "test": np.arange(15, 20)}
+    raw = folder(root, "ogbn-arxiv", "time", {"split_dict": split})
+    label = np.where(np.arange(NODES) == 5, np.nan, np.arange(NODES))
+    tables(raw, {"edge": EDGES, "node-label": label, **counts(NODES, len(EDGES))})
+    tables(raw, {"node-feat": RNG.random((NODES, 4)), "node_year": RNG.integers(2000, 2020, NODES)})
+    return root
+
+
+def test_nodes_with_labels(tmp_path: Path, loaders) -> None:
+    arxiv(tmp_path)
+    for _ in range(2):  # from the raw files, then from OGB's cache
+        graph = open_source(f"ogbn-arxiv:root={tmp_path}")
+        data = graph.node_data[NTYPE_HOMO]
+        assert (graph.total_nodes, graph.total_edges) == (NODES, len(EDGES))
+        assert data["label"].dtype == torch.int64
+        assert data["label"].tolist() == [-1 if i == 5 else i for i in range(NODES)]
+        assert data["val_mask"].nonzero()[:, 0].tolist() == [10, 11, 12, 13, 14]
+    assert all(loader.torch is torch for loader in loaders), "OGB's modules are as they were"
+
+
+@pytest.mark.parametrize("error", [OSError("no route"), SystemExit(-1), EOFError()], ids=repr)
+def test_a_download_that_fails(tmp_path, monkeypatch, loaders, error) -> None:
+    def refuse(url: str) -> None:
+        raise error
+
+    monkeypatch.setattr(loaders[1], "decide_download", refuse)
+    with pytest.raises(SarError, match="ogbn-arxiv"):
+        open_source(f"ogbn-arxiv:root={tmp_path}")
