@@ -151,7 +151,7 @@ def test_columns_that_do_not_fit(tmp_path: Path) -> None:
         ({"edges": [{"files": "n.csv", "src": "f", "dst": "idd"}]}, ValueError,
          "no column 'idd', did you mean 'id'.*it has 'id', 'f'"),
         ({"edges": [{"files": "e.npy", "type": ["a", "b"]}]}, ValueError, r"edges\[0\]\.type"),
-        ({"edges": [{"files": "e.npy", "type": ["a", "b", "c"]}]}, ValueError, "among the nodes"),
+        ({"edges": [{"files": "e.npy", "type": ["a", "b", "c"]}]}, ValueError, "'a' is unknown"),
         ({"edges": [{"files": "e.dat"}]}, ValueError, "of no known kind"),
         ({"edges": [{"files": "n.csv", "src": 0, "dst": 1}]}, ValueError, "names columns; name"),
         ({"nodes": {"_N": {"count": -1}}}, ValueError, r"nodes\._N\.count"),

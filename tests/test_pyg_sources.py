@@ -104,7 +104,7 @@ def test_bad_data_of_pyg(content: dict, message: str, tmp_path: Path) -> None:
         ({"num_nodes_per_chunk": [[7, -3], [7, 13]]}, "expected counts"),
         ({"edge_type": ["author:writes:papr"] * 3}, "twice"),
         ({"node_type": ["papers", "author"]}, "'paper' is unknown, did you mean 'papers'"),
-        ({"edges": {}}, "edges.author:writes:paper: is NoneType"),
+        ({"edges": {}}, "edges.author:writes:paper: is None"),
         ({"graph_name": "a/b"}, "graph_name"),
     ],
 )

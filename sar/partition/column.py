@@ -293,17 +293,10 @@ def create_array(path: Path, dtype: np.dtype | type, shape: tuple[int, ...]) -> 
     here, where touching a page of a mapped file later would end the process.
     """
     with naming(path):
-        with open(path, "wb") as file:
-            descr = np.lib.format.dtype_to_descr(np.dtype(dtype))
-            header = {"descr": descr, "fortran_order": False, "shape": shape}
-            np.lib.format.write_array_header_2_0(file, header)
-            start, size = file.tell(), int(np.prod(shape)) * np.dtype(dtype).itemsize
-            file.flush()
-            if size:
-                os.posix_fallocate(file.fileno(), start, size)
-        if not size:
-            return np.zeros(shape, dtype)
-        return np.memmap(path, np.dtype(dtype), "r+", start, shape)
+        found = np.lib.format.open_memmap(path, "w+", np.dtype(dtype), shape)
+        with open(path, "rb+") as file:
+            os.posix_fallocate(file.fileno(), 0, os.fstat(file.fileno()).st_size)
+        return found
 
 
 def map_array(path: str | os.PathLike) -> np.ndarray:

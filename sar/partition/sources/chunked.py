@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from sar.options import closest_name
 from sar.partition.arrays import EType, GraphArrays
 from sar.partition.progress import Progress, silent
 from sar.partition.sources.assemble import Edges, Nodes, Values, assemble
@@ -48,13 +47,7 @@ class _Metadata(Checked):
         self._content = self.mapping(content, "the whole file")
 
     def mapping(self, value: Any, where: str) -> dict[str, Any]:
-        what = f"is {type(value).__name__}, expected an object"
-        self.need(isinstance(value, dict), where, what)
-        return value
-
-    def texts(self, value: Any, where: str, what: str) -> list[str]:
-        is_good = isinstance(value, list) and value and all(isinstance(t, str) for t in value)
-        self.need(is_good, where, what)
+        self.want(isinstance(value, dict), where, value, "an object")
         return value
 
     def nodes(self) -> dict[str, Nodes]:
@@ -79,35 +72,32 @@ class _Metadata(Checked):
     def _counts(self, what: str) -> Iterator[tuple[str, tuple[int, ...]]]:
         """Each type, and how many of it are in each chunk; newer files tell only the sum."""
         where = f"{what}_type"
-        types = self.texts(self._content.get(where), where, "expected a list of names")
+        types = self.texts(self._content.get(where), where, "a list of names")
         self.need(len(set(types)) == len(types), where, "names a type twice")
         key = f"num_{what}s_per_chunk"
         if key not in self._content and f"num_{what}s_per_type" in self._content:
             key = f"num_{what}s_per_type"
         counts: Any = self._content.get(key)
         is_good = isinstance(counts, list) and len(counts) == len(types)
-        self.need(is_good, key, f"expected a list with an entry for each of {types}")
+        self.want(is_good, key, counts, f"a list with an entry for each of {types}")
         for name, chunks in zip(types, counts):
             chunks = chunks if isinstance(chunks, list) else [chunks]
             is_good = all(type(count) is int and count >= 0 for count in chunks)
-            self.need(is_good, f"{key}, {name!r}", f"is {chunks!r}, expected counts")
+            self.want(is_good, f"{key}, {name!r}", chunks, "counts")
             yield name, tuple(chunks)
 
     def _by_type(self, key: str, known: Mapping[str, Any], default: Any) -> dict[str, Any]:
         given = self.mapping(self._content.get(key, default), key)
-        for name in set(given) - set(known):
-            what = f"type {name!r} is unknown{closest_name(name, known)}; known: {list(known)}"
-            self.need(False, key, what)
+        for name in given:
+            self.known(name, known, key, "type")
         return given
 
     def _etype(self, text: str, nodes: Mapping[str, Nodes]) -> EType:
         parts, where = text.split(":"), "edge_type"
         is_good = len(parts) == 3 and all(parts)
-        self.need(is_good, where, f"is {text!r}, expected 'source:name:destination'")
+        self.want(is_good, where, text, "'source:name:destination'")
         for ntype in (parts[0], parts[2]):
-            near = closest_name(ntype, nodes) if ntype not in nodes else ""
-            what = f"{text!r}: {ntype!r} is not among the nodes{near}"
-            self.need(ntype in nodes, where, what)
+            self.known(ntype, nodes, f"{where} {text!r}", "type of nodes")
         return parts[0], parts[1], parts[2]
 
     def _data(self, given: Any, where: str, chunks: tuple[int, ...]) -> dict[str, Values]:
@@ -128,9 +118,8 @@ class _Metadata(Checked):
         entry = self.mapping(entry, where)
         form = self.mapping(entry.get("format"), f"{where}.format")
         kind: Any = form.get("name")
-        what = f"is {kind!r}, expected one of {list(_KINDS)}"
-        self.need(isinstance(kind, str) and kind in _KINDS, f"{where}.format.name", what)
-        files = self.texts(entry.get("data"), f"{where}.data", "expected a list of names of files")
+        self.known(kind, tuple(_KINDS), f"{where}.format.name", "format")
+        files = self.texts(entry.get("data"), f"{where}.data", "a list of names of files")
         what = f"has {len(files)} files, expected {len(chunks)}"
         self.need(len(chunks) in (1, len(files)), f"{where}.data", what)
         rows = chunks if len(chunks) == len(files) else None  # the sum is checked when all is read

@@ -28,7 +28,7 @@ from __future__ import annotations
 import json
 import reprlib
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,6 @@ from sar.partition.sources.tables import Table, find_files, table_of
 
 _EXTERNAL, _TEXT = "external", "text"
 _COLUMN_KEYS = ("files", "column", "columns", "delimiter", "dtype")
-_short = reprlib.repr  # what is nested deep or long is cut: an alias can make a few lines endless
 
 
 def read_description(
@@ -59,8 +58,8 @@ def read_description(
     reader = _Reader(Path(path))
     content = reader.table(_load(reader.path), ("name", "nodes", "edges"), "the description")
     given: Any = content.get("edges")
-    what = "expected a list with an entry for each type"
-    reader.need(isinstance(given, list) and given, "edges", f"is {_short(given)}, {what}")
+    is_good = isinstance(given, list) and given
+    reader.want(is_good, "edges", given, "a list with an entry for each type")
     edges: list[Edges] = []
     for number, value in enumerate(given):
         one = reader.edges(value, f"edges[{number}]")
@@ -153,14 +152,30 @@ class Checked:
         """Raises ValueError unless it is."""
         need(is_good, f"{self.path}: {where}: {what}")
 
+    def want(self, is_good: object, where: str, value: Any, expected: str) -> None:
+        """:meth:`need` in the words that most have."""
+        # What is nested deep or long is cut: an alias can make a few lines endless.
+        self.need(is_good, where, f"is {reprlib.repr(value)}, expected {expected}")
+
+    def known(self, name: Any, names: Collection[str], where: str, what: str) -> None:
+        """:meth:`need` it among others."""
+        near = "" if name in names else closest_name(str(name), names)
+        text = f"{what} {name!r} is unknown{near}; expected {', '.join(names)}"
+        self.need(name in names, where, text)
+
+    def texts(self, value: Any, where: str, expected: str) -> list[str]:
+        self.want(isinstance(value, list) and value, where, value, expected)
+        self.want(all(isinstance(one, str) and one for one in value), where, value, expected)
+        return value
+
     def delimiter(self, value: Any, where: str) -> str | None:
         is_good = value is None or isinstance(value, str)
-        self.need(is_good, f"{where}.delimiter", f"is {value!r}, expected a character")
+        self.want(is_good, f"{where}.delimiter", value, "a character")
         return value
 
     def graph_name(self, name: Any, where: str) -> str:
         is_good = isinstance(name, str) and name and "/" not in name
-        self.need(is_good, where, f"is {name!r}, expected a text without '/'")
+        self.want(is_good, where, name, "a text without '/'")
         return name
 
 
@@ -169,27 +184,23 @@ class _Reader(Checked):
 
     def table(self, value: Any, keys: Sequence[str], where: str) -> dict[str, Any]:
         """A mapping with no other keys."""
-        known = ", ".join(keys)
-        is_mapping = isinstance(value, dict)
-        self.need(is_mapping, where, f"is {_short(value)}, expected a mapping of {known}")
+        self.want(isinstance(value, dict), where, value, f"a mapping of {', '.join(keys)}")
         for key in value:
-            near = closest_name(str(key), keys) if key not in keys else ""
-            self.need(key in keys, where, f"key {key!r} is unknown{near}; expected {known}")
+            self.known(key, keys, where, "key")
         return value
 
     def mapping(self, value: Any, where: str) -> dict[str, Any]:
         """Of anything by name; nothing is an empty one."""
         found = {} if value is None else value
-        is_good = isinstance(found, dict) and all(map(_is_text, found))
-        self.need(is_good, where, f"is {_short(value)}, expected a mapping with names as keys")
+        is_good = isinstance(found, dict) and all(isinstance(one, str) and one for one in found)
+        self.want(is_good, where, value, "a mapping with names as keys")
         return found
 
     def files(self, value: Mapping[str, Any], where: str, keys: Sequence[Key]) -> Table:
         """``keys``: of the columns; numbers are for files whose first line names none."""
         given = value.get("files")
-        patterns: Any = [given] if isinstance(given, str) else given
-        is_good = isinstance(patterns, list) and patterns and all(map(_is_text, patterns))
-        self.need(is_good, f"{where}.files", f"is {_short(patterns)}, expected names of files")
+        given = [given] if isinstance(given, str) else given
+        patterns = self.texts(given, f"{where}.files", "names of files")
         delimiter = self.delimiter(value.get("delimiter"), where)
         try:
             paths = find_files(self.path.parent, patterns)
@@ -219,11 +230,12 @@ class _Reader(Checked):
     def etype(self, value: Any, where: str) -> EType:
         if value is None:
             return ETYPE_HOMO
-        is_good = isinstance(value, list) and len(value) == 3 and all(map(_is_text, value))
-        self.need(is_good, where, f"is {_short(value)}, expected [source, name, destination]")
-        for one in value:
+        expected = "[source, name, destination]"
+        names = self.texts(value, where, expected)
+        self.want(len(names) == 3, where, value, expected)
+        for one in names:
             self.check_name(one, where)
-        return value[0], value[1], value[2]
+        return names[0], names[1], names[2]
 
     def check_name(self, name: str, where: str) -> None:
         is_good = name and not set("/:") & set(name) and not name.startswith(".")
@@ -231,7 +243,7 @@ class _Reader(Checked):
 
     def key(self, value: Any, where: str) -> Key:
         is_good = isinstance(value, (str, int)) and not isinstance(value, bool) and value != ""
-        self.need(is_good, where, f"is {_short(value)}, expected a column's name or number")
+        self.want(is_good, where, value, "a column's name or number")
         return value
 
     def keys(self, value: Any, where: str) -> tuple[Key, ...]:
@@ -247,9 +259,8 @@ class _Reader(Checked):
         keys, dtype = value.get("column", value.get("columns")), value.get("dtype")
         found = None if keys is None else self.keys(keys, where)
         table = self.files(value, where, found or ())
-        is_good = dtype is None or dtype in DTYPES
-        near = "" if is_good else closest_name(str(dtype), DTYPES)
-        self.need(is_good, f"{where}.dtype", f"is {dtype!r}{near}; expected {', '.join(DTYPES)}")
+        if dtype is not None:
+            self.known(dtype, DTYPES, f"{where}.dtype", "type of number")
         need = "a 'column'" if found is None else "no 'column': its rows are taken whole"
         is_good = (found is None) == (table.kind == "npy")
         self.need(is_good, where, f"{table.paths[0].name} needs {need}")
@@ -261,8 +272,7 @@ class _Reader(Checked):
             return {NTYPE_HOMO: _bare(edges[0])}
         given = self.mapping(value, "nodes")
         for ntype in named if given else ():
-            near = closest_name(ntype, given) if ntype not in given else ""
-            self.need(ntype in given, "edges", f"type {ntype!r} is not among the nodes{near}")
+            self.known(ntype, given, "edges", "type of nodes")
         found = {ntype: self.node(given.get(ntype), f"nodes.{ntype}") for ntype in (*given, *named)}
         for ntype in found:
             self.check_name(ntype, "nodes")
@@ -272,7 +282,7 @@ class _Reader(Checked):
         value = self.table({} if value is None else value, ("count", "ids", "columns"), where)
         count, ids = value.get("count"), value.get("ids")
         is_good = count is None or (type(count) is int and count >= 0)
-        self.need(is_good, f"{where}.count", f"is {_short(count)}, expected a number of nodes")
+        self.want(is_good, f"{where}.count", count, "a number of nodes")
         is_good = count is None or ids is None
         self.need(is_good, where, "has 'count' and 'ids', expected one of them")
         given = self.mapping(value.get("columns"), f"{where}.columns")
@@ -285,14 +295,10 @@ class _Reader(Checked):
 
     def ids(self, value: Any, where: str) -> Values:
         """`{files, column, delimiter, dtype: text}`."""
-        what = f"is {_short(value)}, expected a column, {_EXTERNAL!r} or {_TEXT!r}"
-        self.need(isinstance(value, dict), where, what)
+        expected = f"a column, {_EXTERNAL!r} or {_TEXT!r}"
+        self.want(isinstance(value, dict), where, value, expected)
         dtype = value.get("dtype", _TEXT)
-        self.need(dtype == _TEXT, f"{where}.dtype", f"is {dtype!r}, expected {_TEXT!r}")
+        self.want(dtype == _TEXT, f"{where}.dtype", dtype, repr(_TEXT))
         column = self.values({k: v for k, v in value.items() if k != "dtype"}, where)
         self.need(len(column.keys or (0,)) == 1, where, "expected one column")
         return column
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str) and bool(value)
