@@ -244,6 +244,6 @@ def test_only_files_below_the_folder_are_loaded(tmp_path):
 
 def test_without_ogb(monkeypatch):
     pytest.importorskip("dgl")
-    monkeypatch.setitem(sys.modules, "ogb.nodeproppred", None)
+    monkeypatch.setitem(sys.modules, "ogb.nodeproppred.dataset_dgl", None)
     with pytest.raises(MissingDependencyError, match=r"sar-gnn\[data\]"):
         open_source("ogbn-arxiv")

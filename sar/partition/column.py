@@ -296,7 +296,7 @@ def create_array(path: Path, dtype: np.dtype | type, shape: tuple[int, ...]) -> 
         found = np.lib.format.open_memmap(path, "w+", np.dtype(dtype), shape)
         with open(path, "rb+") as file:
             os.posix_fallocate(file.fileno(), 0, os.fstat(file.fileno()).st_size)
-        return found
+        return found if found.size else np.zeros(shape, dtype)
 
 
 def map_array(path: str | os.PathLike) -> np.ndarray:

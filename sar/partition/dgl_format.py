@@ -1,9 +1,8 @@
 """Reader of DGL's binary layouts: tensor dictionaries (``*_feat.dgl``) and ``graph.dgl``.
 
-Files are mapped privately and read-only; nothing is copied until rows are asked for. Payloads
-start at any byte offset, so they are viewed as bytes and copied in blocks. Files may come from
-anywhere: each count is compared with the bytes that are left before it is used, and every problem
-is a PartitionError that names the file. All integers in the files are little-endian.
+Files are mapped; nothing is copied until rows are asked for. They may come from anywhere: each
+count is compared with the bytes that are left before it is used, and every problem is a
+PartitionError that names the file. All integers in the files are little-endian.
 """
 
 from __future__ import annotations
@@ -163,10 +162,8 @@ class Adjacency:
 
 @dataclass
 class GraphFile:
-    """The graph of one part as stored: homogeneous, inner and halo nodes and edges together.
-
-    ``node_data`` and ``edge_data`` have one row per local node or edge.
-    """
+    """The graph of one part as stored: homogeneous, inner and halo nodes and edges together, with
+    columns of all of them."""
 
     file: MappedFile
     num_nodes: int
@@ -243,11 +240,8 @@ class GraphFile:
 
 
 def read_graph(path: str | os.PathLike) -> GraphFile:
-    """The one homogeneous graph of a ``graph.dgl`` file, mapped.
-
-    Sizes, magics and array lengths are checked; edges are checked as they are streamed, after
-    `GraphFile.check_pointers`. Raises PartitionError.
-    """
+    """The one homogeneous graph of a ``graph.dgl`` file, mapped; edges are checked as they are
+    streamed, after `GraphFile.check_pointers`. Raises PartitionError."""
     cursor = _Cursor(MappedFile(path))
     cursor.magic(FILE_MAGIC, "a DGL graph file")
     version, kind, count = cursor.unpack("3Q", "the file header")

@@ -24,11 +24,8 @@ _NAMES = {"x": "feat", "edge_attr": "feat", "edge_time": "time"}
 
 
 class StoredEdges(NamedTuple):
-    """The edges of a type in the files of a part: int [E] each, by original ids.
-
-    Attributes:
-        first: the smallest id that an edge of the type has in the file.
-    """
+    """The edges of a type in the files of a part: int [E] each, by original ids. ``first`` is the
+    smallest id that an edge of the type has in the file."""
 
     src: MappedColumn
     dst: MappedColumn

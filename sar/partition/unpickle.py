@@ -1,12 +1,10 @@
 """Reading pickles that hold numbers and nothing that could run.
 
-Loaders of data sets call ``pickle.load`` on files that came from somewhere, directly or through
-``numpy.load``. Inside :func:`plain_pickles` that reads arrays of numpy and scipy, and containers of
+Inside :func:`plain_pickles` loaders of data sets read arrays of numpy and scipy, and containers of
 them and of plain values; a pickle that names anything else is refused before it is built.
 
-Files of ``torch.save`` are zip archives. Their tensors stay where they are, as
-:class:`MappedColumn`; `torch.load` would refuse the ``defaultdict`` that PyG saves, or run what the
-file says.
+Files of ``torch.save`` are zip archives, whose tensors stay where they are; `torch.load` would
+refuse the ``defaultdict`` that PyG saves, or run what the file says.
 """
 
 from __future__ import annotations
@@ -103,8 +101,8 @@ class PlainUnpickler(pickle.Unpickler):
 def plain_pickles() -> Iterator[None]:
     """Inside, nobody in this process unpickles anything but plain data.
 
-    Raises :class:`NotPlainError` where the pickle is read; and at the end, where somebody caught
-    that and went on: DGL then makes anew, or downloads, what it could not read.
+    Raises :class:`NotPlainError` where the pickle is read, and at the end where somebody caught it:
+    DGL then makes anew, or downloads, what it could not read.
     """
     refused: list[NotPlainError] = []
 

@@ -32,9 +32,7 @@ from sar.partition.sources.tables import Table, array
 @dataclass(frozen=True)
 class Values:
     """One column of nodes or edges: columns of a table; without ``keys``, rows of `.npy` files.
-
-    shape: of a row, where it is of more dimensions than a table knows.
-    """
+    ``shape`` is of a row, where it is of more dimensions than a table knows."""
 
     table: Table
     keys: tuple[Key, ...] | None = None
