@@ -57,12 +57,11 @@ def is_alone() -> bool:
     """
     if {"RANK", "WORLD_SIZE"} & set(os.environ):
         return False
-    for variable in _COUNTS_OF_OTHERS:
-        if os.environ.get(variable, "1") not in ("", "0", "1"):
-            raise ValueError(
-                f"rank: got nothing, and {variable}={os.environ[variable]} says that there are "
-                "several processes; expected RANK and WORLD_SIZE (docs/launching.md says how)"
-            )
+    if (count := several_processes()) is not None:
+        raise ValueError(
+            f"rank: got nothing, and {count} says that there are several processes; expected RANK "
+            "and WORLD_SIZE (docs/launching.md says how)"
+        )
     return True
 
 

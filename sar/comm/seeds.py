@@ -53,11 +53,7 @@ class SeedStream:
             )
         self._begin(group)
         self.count += 1
-        return self._seed(f"{self.base} {self.count - 1}")
-
-    @staticmethod
-    def _seed(text: str) -> int:
-        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
+        return digest_of_text(f"{self.base} {self.count - 1}")
 
     def _begin(self, group: Group) -> None:
         if self.base is None:
@@ -102,6 +98,12 @@ class _Again:
     def __exit__(self, *_: object) -> None:
         seeds = self.seeds
         seeds.base, seeds.count, seeds.replays = self.kept.pop()
+
+
+def digest_of_text(text: str | bytes) -> int:
+    """63 bits, which differ for any other text."""
+    content = text.encode() if isinstance(text, str) else text
+    return int.from_bytes(hashlib.sha256(content).digest()[:8], "big") >> 1
 
 
 def signed(seed: int) -> int:

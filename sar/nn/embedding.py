@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import Any
 
 import torch
@@ -10,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sar import expect
+from sar.comm.seeds import digest_of_text
 from sar.graph import GraphView
 from sar.kernels.keyed import keyed_uniform
 from sar.nn.params import ShardedParameter
@@ -94,6 +94,4 @@ def initial_rows(ids: Tensor, ntype: str, dim: int, seed: int = 0, bound: float 
     Args:
         ids: int [n] original ids inside the type.
     """
-    digest = hashlib.sha256(f"{seed} {ntype}".encode()).digest()
-    mixed = int.from_bytes(digest[:8], "big") >> 1
-    return (keyed_uniform(ids, dim, mixed) * 2 - 1) * bound
+    return (keyed_uniform(ids, dim, digest_of_text(f"{seed} {ntype}")) * 2 - 1) * bound

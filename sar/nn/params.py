@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 
 import torch
@@ -12,6 +11,7 @@ from torch.nn.parameter import is_lazy
 
 from sar import expect
 from sar.comm import Group, current_group
+from sar.comm.seeds import digest_of_text
 from sar.nn.history import history_of
 
 
@@ -59,7 +59,7 @@ def agree_on_layout(
     if lazy and error is None:
         error = ValueError(f"{lazy[0]}: got a lazy parameter, expected a forward pass before this")
     layout = (0, 0, 0) if error is not None else layout_of(tensors)
-    mine = torch.tensor([*layout, _digest(also), error is not None])
+    mine = torch.tensor([*layout, digest_of_text(also), error is not None])
     found = [tuple(one.tolist()) for one in group.all_gather(mine)]
     if any(failed for *_, failed in found):
         group.agree(error)
@@ -79,7 +79,7 @@ def layout_of(tensors: Mapping[str, Tensor]) -> tuple[int, int, int]:
     """Number of tensors, of elements, and 63 bits of a digest of names, shapes and dtypes."""
     text = repr([(name, tuple(t.shape), str(t.dtype)) for name, t in tensors.items()])
     elements = sum(tensor.numel() for tensor in tensors.values())
-    return len(tensors), elements, _digest(text.encode())
+    return len(tensors), elements, digest_of_text(text)
 
 
 def digest_of(tensor: Tensor) -> int:
@@ -87,7 +87,3 @@ def digest_of(tensor: Tensor) -> int:
     flat = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().view(-1)
     data = flat.view(torch.uint8).numpy().data if flat.numel() else b""
     return xxhash.xxh3_64_intdigest(data) >> 1
-
-
-def _digest(content: bytes) -> int:
-    return int.from_bytes(hashlib.sha256(content).digest()[:8], "big") >> 1

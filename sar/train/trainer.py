@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import os
 import time
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 
 from sar import registry
 from sar.comm import Group, current_group
+from sar.comm.seeds import digest_of_text
 from sar.errors import SarError
 from sar.graph import GraphView
 from sar.models import Call, layers_logged, mark_layers, prepare
@@ -384,8 +384,7 @@ class Trainer:
     def _seed_random(self) -> None:
         """What torch draws differs between ranks; keyed dropout does not."""
         text = f"{self.options.seed} {self.epoch} {self.group.rank}"
-        digest = hashlib.sha256(text.encode()).digest()
-        torch.manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+        torch.manual_seed(digest_of_text(text))
         self.group.seeds.restart(self.options.seed)
 
 
