@@ -149,24 +149,20 @@ def _make_scratch(where: Path, locked: ExitStack, made: ExitStack) -> Path:
 
 
 def _remove(folder: Path) -> None:
-    """All of a scratch folder; an interrupt meanwhile comes through when that is done."""
+    """All of a scratch folder, the lock last: by that the rest is told if the process is killed
+    meanwhile. An interrupt comes through when that is done."""
     try:
-        _remove_once(folder)
+        with suppress(OSError):
+            for entry in list(os.scandir(folder)):
+                if entry.is_dir(follow_symlinks=False):
+                    shutil.rmtree(entry.path, ignore_errors=True)
+                elif entry.name != _LOCK:
+                    os.unlink(entry.path)
+            Path(folder, _LOCK).unlink(missing_ok=True)
+            folder.rmdir()
     except BaseException:
-        _remove_once(folder)
+        _remove(folder)
         raise
-
-
-def _remove_once(folder: Path) -> None:
-    """The lock last: by that the rest is told if the process is killed meanwhile."""
-    with suppress(OSError):
-        for entry in list(os.scandir(folder)):
-            if entry.is_dir(follow_symlinks=False):
-                shutil.rmtree(entry.path, ignore_errors=True)
-            elif entry.name != _LOCK:
-                os.unlink(entry.path)
-        Path(folder, _LOCK).unlink(missing_ok=True)
-        folder.rmdir()
 
 
 def remove_left_over(folder: Path, names: Iterable[str] = ()) -> None:

@@ -142,23 +142,6 @@ def test_scratch_of_makers_that_were_killed_early_or_late(tmp_path: Path) -> Non
     assert sorted(os.listdir(tmp_path)) == ["sar-short", "sar-somebody"]
 
 
-def test_a_scratch_folder_that_is_taken_for_a_left_one_is_made_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Another process tidies up between the making of a folder and its lock."""
-    made, make = list[Path](), Path.mkdir
-
-    def and_tidy_up(folder: Path, **options: Any) -> None:
-        make(folder, **options)
-        made.append(folder)
-        if len(made) == 1:
-            remove_left_over(tmp_path)
-
-    monkeypatch.setattr(Path, "mkdir", and_tidy_up)
-    with scratch_folder(tmp_path) as folder:
-        assert folder == made[1] and os.listdir(tmp_path) == [folder.name]
-
-
 @pytest.mark.parametrize("moment", ["before", "after", "removal"])
 def test_an_interrupt_leaves_no_scratch_folder(
     moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -8,13 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from foreign_files import write_glt
 from graph_forms import SOURCES, one_type, several_types
-from harness.graphs import mixed
 from round_trips import files_of, read_back, same
 from written_graphs import EDGES, NODES, cut, plain
 
-from sar.__main__ import main
 from sar.partition import progress
 from sar.partition.arrays import ETYPE_HOMO, NTYPE_HOMO, GraphArrays
 from sar.partition.book import graph_digest
@@ -29,18 +26,6 @@ from sar.partition.write import write_partitions
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that there are several, and most have no edge of some part."""
     monkeypatch.setattr(progress, "BLOCK", 7)
-
-
-def test_graphlearns_partitions_are_cut_again(tmp_path: Path) -> None:
-    graph = mixed()
-    parts = np.arange(graph.total_nodes) % 3
-    found, own = read_partitions(write_glt(graph, parts, 3, tmp_path / "glt"), tmp_path)
-    assert np.array_equal(own, parts)
-    assert all(map(torch.equal, found.edges[ETYPE_HOMO], graph.edges[ETYPE_HOMO]))
-    expected = graph.edge_data[ETYPE_HOMO]["weight"]
-    assert torch.equal(found.edge_data[ETYPE_HOMO]["weight"], expected)
-    path = write_partitions(found, own % 2, tmp_path / "out")
-    assert main(["inspect", path]) == 0
 
 
 @pytest.mark.parametrize("damage", ["twice", "far", "float"])
@@ -61,22 +46,6 @@ def test_ids_that_are_no_numbering_stay_a_column(damage: str, tmp_path: Path) ->
     eids = found.edge_data[ETYPE_HOMO]["orig_eid"] - 5
     for got, expected in zip(found.edges[ETYPE_HOMO], graph.edges[ETYPE_HOMO], strict=True):
         assert torch.equal(torch.from_numpy(order)[got], expected[eids])
-
-
-def test_dgls_own_partitions_are_cut_again(tmp_path: Path) -> None:
-    """Which keep no original ids."""
-    dgl = pytest.importorskip("dgl")
-    graph = plain()
-    whole = dgl.graph(graph.edges[ETYPE_HOMO], num_nodes=NODES)
-    whole.ndata["feat"] = graph.node_data[NTYPE_HOMO]["feat"]
-    dgl.distributed.partition_graph(whole, "g", 2, str(tmp_path / "dgl"), part_method="random")
-    (scratch := tmp_path / "scratch").mkdir()
-    found, own = read_partitions(tmp_path / "dgl" / "g.json", scratch)
-    assert found.total_edges == EDGES and np.array_equal(own, np.sort(own))
-    rows = {tuple(row): at for at, row in enumerate(found.node_data[NTYPE_HOMO]["feat"].tolist())}
-    places = torch.tensor([rows[tuple(row)] for row in whole.ndata["feat"].tolist()])
-    expected = sorted(zip(*(places[ids].tolist() for ids in graph.edges[ETYPE_HOMO]), strict=True))
-    assert sorted(zip(*(ids.tolist() for ids in found.edges[ETYPE_HOMO]), strict=True)) == expected
 
 
 # ---------------------------------------------------------------- through `sar partition`
