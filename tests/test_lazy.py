@@ -19,7 +19,7 @@ from dgl.nn.functional import edge_softmax
 from harness import run_threads
 from harness.graphs import looped, mixed, to_dgl
 from harness.parts import Cutter
-from harness.rows import compare
+from harness.rows import Part, compare
 from harness.watch import Largest, dense_graph
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -463,6 +463,28 @@ def test_what_is_recorded_without_gradients_gets_none(partitioned: Cutter) -> No
         return reduced(graph, weights * of_edges(graph, x))
 
     compare(run, partitioned, 6)
+
+
+def test_copies_of_rows_are_those_of_their_time(partitioned: Cutter) -> None:
+    """Made without gradients they have none; of rows that were written since they are refused."""
+
+    def run(graph: Any, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            graph.srcdata["x"] = x
+            graph.apply_edges(fn.copy_u("x", "c"))
+        return reduced(graph, graph.edata["c"]) * x
+
+    def written(group: Any) -> None:
+        graph = Part(group, path).graph
+        graph.ndata["x"] = x = torch.ones(graph.num_nodes(), 2)
+        graph.apply_edges(fn.copy_u("x", "c"))
+        x.mul_(2)
+        with pytest.raises(sar.NotSupportedError, match="column 'x' was written in place after"):
+            reduced(graph, graph.edata["c"])
+
+    compare(run, partitioned, 6)
+    path = partitioned(mixed(), 2, "random")
+    run_threads(2, written)
 
 
 def attention_of(kind: str, scope: Any, x: Tensor) -> Tensor:

@@ -97,7 +97,7 @@ class EdgeRows(Tensor):
         """The program; a constant to gradients where it was recorded without them."""
         self._refuse_unusable()
         given = torch.is_grad_enabled() and not self._recorded_with_grad
-        if given and not isinstance(self.node, Leaf):
+        if given and not (isinstance(self.node, Leaf) and self.node.side == "e"):
             constant = Call(Tensor.detach, (self.node,), {})
             constant.like = self.node.like
             return constant

@@ -26,7 +26,6 @@ from sar.tracing.nodes import (
     Node,
     Softmax,
     arguments_of,
-    refuse_written,
 )
 
 
@@ -56,7 +55,6 @@ def attend_if_matched(messages: EdgeRows) -> Tensor | None:
     found = _match(output, relation)
     if found is None:
         return None
-    refuse_written([output])
     scores, parts = found.scores, found.parts
     value, key, query = parts["value"], parts["key"], parts["query"]
     weight, drop, factor = parts.get("weight"), parts.get("dropout"), parts.get("factor")
