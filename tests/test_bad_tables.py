@@ -182,18 +182,6 @@ def test_bad_descriptions(
         read_description(describe(tmp_path, content), tmp_path / "s")
 
 
-def test_files_that_are_cut_short(tmp_path: Path) -> None:
-    for suffix in ("parquet", "csv.gz", "npy"):
-        path = tmp_path / f"e.{suffix}"
-        if suffix == "npy":
-            np.save(path, np.stack([SRC, DST]))
-        else:
-            save(path, {"src": SRC, "dst": DST})
-        path.write_bytes(path.read_bytes()[:-10])
-        with pytest.raises(ValueError, match=rf"e\.{suffix}: cannot be read"):
-            read_edges([path], tmp_path / "s", "x")
-
-
 def test_keys_that_are_there_twice(tmp_path: Path) -> None:
     for name, text in (("g.yaml", "name: a\nname: b"), ("g.json", '{"name": 1, "name": 2}')):
         (tmp_path / name).write_text(text)

@@ -84,44 +84,30 @@ def test_what_holds_no_numbers_is_left_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize("suffix", FORMATS)
 def test_external_ids(suffix: str, ids: np.ndarray, tmp_path: Path) -> None:
     """Rows of the table of ids are the nodes; two files of edges; columns from several tables."""
-    save(tmp_path / f"n.{suffix}", {"pid": ids, "year": np.arange(NODES), "e0": FEAT[:, 0]})
+    table, etype, half = f"n.{suffix}", ["paper", "cites", "paper"], EDGES // 2
+    save(tmp_path / table, {"pid": ids, "year": np.arange(NODES), "e0": FEAT[:, 0]})
     np.save(tmp_path / "feat.npy", FEAT)
-    half = EDGES // 2
     for name, rows in (("e-2", slice(0, half)), ("e-10", slice(half, None))):
-        save(
-            tmp_path / f"{name}.{suffix}",
-            {"a": ids[SRC[rows]], "b": ids[DST[rows]], "w": WEIGHT[rows]},
-        )
-    table = f"n.{suffix}"
-    content = {
-        "name": "papers",
-        "nodes": {
-            "paper": {
-                "ids": {"files": table, "column": "pid"},
-                "columns": {
-                    "feat": {"files": "feat.npy"},
-                    "label": {"files": [table], "column": "year"},
-                    "both": {"files": table, "columns": ["e0", "year"], "dtype": "float32"},
-                },
-            }
-        },
-        "edges": [
-            {"type": ["paper", "cites", "paper"], "files": f"e-*.{suffix}", "src": "a", "dst": "b",
-             "columns": {"weight": "w"}}
-        ],
-    }  # fmt: skip
-    scratch = tmp_path / "scratch"
-    graph = read_description(describe(tmp_path, content), scratch)
-    etype = ("paper", "cites", "paper")
-    assert graph.name == "papers" and graph.num_nodes == {"paper": NODES}
-    assert ends(graph, etype) == [SRC.tolist(), DST.tolist()]
-    assert graph.edge_data[etype]["weight"].tolist() == WEIGHT.tolist()
+        columns = {"a": ids[SRC[rows]], "b": ids[DST[rows]], "w": WEIGHT[rows]}
+        save(tmp_path / f"{name}.{suffix}", columns)
+    columns = {
+        "feat": {"files": "feat.npy"},
+        "label": {"files": [table], "column": "year"},
+        "both": {"files": table, "columns": ["e0", "year"], "dtype": "float32"},
+    }
+    paper = {"ids": {"files": table, "column": "pid"}, "columns": columns}
+    edges = {"type": etype, "files": f"e-*.{suffix}", "src": "a", "dst": "b"}
+    content = {"nodes": {"paper": paper}, "edges": [{**edges, "columns": {"weight": "w"}}]}
+    graph = read_description(describe(tmp_path, content), tmp_path / "s")
+    assert graph.name == "graph" and graph.num_nodes == {"paper": NODES}
+    assert ends(graph, tuple(etype)) == [SRC.tolist(), DST.tolist()]
+    assert graph.edge_data[tuple(etype)]["weight"].tolist() == WEIGHT.tolist()
     data = graph.node_data["paper"]
     assert torch.equal(data["feat"], torch.from_numpy(FEAT))
     assert data["label"].tolist() == list(range(NODES)) and data["label"].dtype == torch.int64
     assert torch.equal(data["both"][:, 0], torch.from_numpy(FEAT[:, 0]))
     assert data["both"].dtype == torch.float32
-    kept = pq.read_table(scratch / "ids" / "paper.parquet").to_pydict()
+    kept = pq.read_table(tmp_path / "s" / "ids" / "paper.parquet").to_pydict()
     assert kept == {"id": ids.tolist(), "node": list(range(NODES))}
 
 
