@@ -40,18 +40,20 @@ class Whole:
 
 def whole_of_data(data: PartitionData) -> Whole:
     """The edges as they were loaded."""
+    firsts = {e: int(ranges[data.part_id, 0]) for e, ranges in data.book.edge_ranges.items()}
 
     def edges(etype: EType) -> EdgeArrays:
         shards = data.edges[etype].to("cpu")
         return EdgeArrays(shards.src, shards.dst, shards.eid, shards.offsets)
 
-    firsts = {e: int(ranges[data.part_id, 0]) for e, ranges in data.book.edge_ranges.items()}
-
-    def edge_ids(etype: EType, positions: Tensor) -> Tensor:
-        return positions.long() + firsts[etype]
-
     return Whole(
-        data.book, data.part_id, data.keys, data.num_nodes, edges, data.keys.edges, edge_ids
+        data.book,
+        data.part_id,
+        data.keys,
+        data.num_nodes,
+        edges,
+        data.keys.edges,
+        lambda etype, positions: positions.long() + firsts[etype],
     )
 
 
@@ -59,21 +61,15 @@ def whole_of_graph(store: Structure) -> Whole:
     """The edges as the graph has them now, added and removed ones included; collective."""
     relations = {etype: as_stored(one, "blocks") for etype, one in store.relations.items()}
     edges = {etype: owned_ends(relation) for etype, relation in relations.items()}
-
-    def edge_keys(etype: EType) -> Tensor:
-        return relations[etype].make_keys()
-
-    def edge_ids(etype: EType, positions: Tensor) -> Tensor:
-        return store.edge_ids[etype]().cpu()[positions.long()]
-
+    rows, ids = store.src_rows, store.edge_ids  # blocks do not hold the graph
     return Whole(
         store.book,
         store.part_id,
         store.keys,
-        lambda ntype: len(store.src_rows[ntype]),
+        lambda ntype: len(rows[ntype]),
         edges.__getitem__,
-        edge_keys,
-        edge_ids,
+        lambda etype: relations[etype].make_keys(),
+        lambda etype, positions: ids[etype]().cpu()[positions.long()],
     )
 
 
