@@ -84,8 +84,22 @@ def added(change: Callable[[Tensor], Tensor]) -> Step:
     return step
 
 
+def repeated(times: int) -> Step:
+    """Sums of rows that are given several times."""
+
+    def step(graph: Any, x: Tensor) -> Tensor:
+        graph.ndata["h"] = x
+        graph.apply_edges(fn.u_sub_v("h", "h", "e"))
+        graph.edata["m"] = graph.edata["e"].repeat(1, times)
+        graph.update_all(fn.copy_e("m", "m"), fn.sum("m", "out"))
+        return graph.ndata["out"]
+
+    return step
+
+
 CHANGES: dict[str, list[tuple[Step, Tensor]]] = {
     "another literal": [(attended(0.5), rows()), (attended(0.25), rows()), (attended(1), rows())],
+    "another number of columns": [(repeated(2), rows()), (repeated(3), rows())],
     "another tensor": [
         (attended(torch.tensor([0.5])), rows()),
         (attended(torch.tensor([-2.0])), rows()),

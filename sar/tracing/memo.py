@@ -6,7 +6,7 @@ remembered by the relation, and found again by a key that holds all that was loo
 
 * functions as such, of torch's own or of this package, whose work nothing but arguments decides; a
   user's function may read anything, so a program with one has no key, nor has a call of one;
-* literals by type and value (floats bit by bit); what is not a plain literal has no key;
+* literals by type and value; what is not a plain literal has no key;
 * of tensors which of them are the same, shape, dtype, device and whether they require a gradient,
   never values: those are looked at for numbers that are no floating point, such as indices, so a
   call that is given such a tensor has no key;
@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 MOST = 1024  # outcomes
 _LITERALS = {
-    int, bool, str, NoneType, EllipsisType, torch.dtype, torch.device, torch.layout,
+    int, float, bool, str, NoneType, EllipsisType, torch.dtype, torch.device, torch.layout,
     torch.memory_format, torch.Size, type(EDGE_COUNT),
 }  # fmt: skip
 
@@ -84,8 +84,6 @@ def literals(leaves: Iterable[Any], kind: type) -> tuple[Any, ...] | None:
             key.append(None)
         elif type(leaf) in _LITERALS:
             key.append((type(leaf), leaf))
-        elif type(leaf) is float:
-            key.append((float, leaf.hex()))
         elif callable(leaf) and is_known(leaf):
             key.append(leaf)
         elif type(leaf) is slice:
