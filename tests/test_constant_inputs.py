@@ -14,7 +14,6 @@ from harness.rows import Part, whole
 from torch import Tensor
 
 import sar
-from sar.edges.constant import to_temporary_file
 from sar.partition.arrays import ETYPE_HOMO, GraphArrays
 
 WIDTH = 5
@@ -266,10 +265,3 @@ def case_other_views(group: Any, path: str) -> None:
 
 def test_views_with_different_policies_are_refused(partitioned: Cutter) -> None:
     run_threads(SIZE, case_other_views, partitioned(mixed(), SIZE, "random"))
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_a_temporary_file_holds_any_tensor(dtype: torch.dtype) -> None:
-    for shape in ((0, 3), (4,), (3, 2, 5)):
-        tensor = torch.randn(shape).to(dtype)
-        assert torch.equal(to_temporary_file(tensor), tensor)

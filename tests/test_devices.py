@@ -171,48 +171,6 @@ def check(got: dict[str, Tensor], want: dict[str, Tensor]) -> None:
 # ---------------------------------------------------------------- chunks, clocks, places
 
 
-class Event:
-    """Of a stream that passes ten milliseconds from one to the next."""
-
-    now = 0
-    waited = 0
-
-    def __init__(self, enable_timing: bool) -> None:
-        assert enable_timing
-
-    def record(self, _: Any) -> None:
-        Event.now += 10
-        self.at = Event.now
-
-    def synchronize(self) -> None:
-        Event.waited += 1
-
-    def elapsed_time(self, other: Event) -> float:
-        return other.at - self.at
-
-
-def test_layer_times_are_those_of_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: None)
-    Event.now = Event.waited = 0
-    meter, clock = Meter(), device.clock_of(CUDA)
-    assert clock is not None and device.clock_of(CPU) is None
-    meter.use(clock)
-    host = meter.stretches["", "other"].seconds
-    meter.switch("layer", "forward")
-    meter.switch("layer", "backward")
-    meter.switch("", "other")
-    assert Event.waited == 0 and meter.stretches["layer", "forward"].seconds == 0
-    meter.use(None)
-    assert Event.waited == 1
-    taken = {key: stretch.seconds for key, stretch in meter.stretches.items()}
-    assert taken["layer", "forward"] == taken["layer", "backward"] == pytest.approx(0.01)
-    assert taken["", "other"] == pytest.approx(host + 0.02)
-    meter.switch("layer", "forward")  # this thread's clock again
-    meter.switch("", "other")
-    assert taken["layer", "forward"] < meter.stretches["layer", "forward"].seconds < 0.02
-
-
 @pytest.mark.parametrize(
     ("place", "current", "kind", "want"),
     [("5", 0, "cuda", [1]), ("0", 0, "cuda", [0]), ("5", 2, "cuda", []), ("", 0, "cuda", []),

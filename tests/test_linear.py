@@ -18,8 +18,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import sar
-from sar.edges import push_pull as linear
-from sar.edges.push_pull import LinearRelation, linear_relation
 from sar.partition.arrays import ETYPE_HOMO, GraphArrays
 from sar.partition.cover import cover_size, pulled_sources
 
@@ -169,29 +167,6 @@ def test_stars_send_one_row_and_empty_pairs_none(partitioned: Cutter) -> None:
         assert_close(out, want[0], "mean", torch.float64)
         assert_close(grad, want[1], "gradient", torch.float64)
         assert sent == [(1 + 1 + 3) * 5 * 8] * 2
-
-
-def case_kind(group: Any, path: str, policy: Any) -> tuple[bool, ...]:
-    """Whether a sum streams over another relation, by what is summed; and over which shards."""
-    data = sar.load_dgl_partition_data(path, group.rank, "cpu")
-    relation = sar.construct_full_graph(data)._relation(None)
-    x = torch.ones(relation.num_src, 3)
-
-    def pushes(x: Tensor, weight: Tensor | None) -> bool:
-        return isinstance(linear_relation(relation, x, weight, policy), LinearRelation)
-
-    weight = torch.ones(relation.num_edges)
-    return pushes(x, None), pushes(x, weight), pushes(x.bfloat16(), None)
-
-
-def test_what_is_pulled_as_before(partitioned: Cutter, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Weights that only the destination's rank knows, narrow rows, on request, where little is
-    saved."""
-    path = partitioned(mixed(), 3, "random")
-    assert run_threads(3, case_kind, path, sar.Policy()) == [(True, False, False)] * 3
-    assert run_threads(3, case_kind, path, sar.Policy(exchange="pull")) == [(False,) * 3] * 3
-    monkeypatch.setattr(linear, "LEAST_SAVED", 0.9)
-    assert run_threads(3, case_kind, path, sar.Policy()) == [(False,) * 3] * 3
 
 
 def test_a_rank_of_another_mind_is_named(partitioned: Cutter) -> None:
