@@ -237,7 +237,8 @@ def _end(
         below = children(run.pid)
         send(run.pid, number)
         _, errors = run.communicate(timeout=_PATIENCE)
-        if run.returncode == 0 or "is not empty" in errors:
+        is_done = number != signal.SIGKILL and not errors and files_of(out) == cut.whole
+        if run.returncode == 0 or "is not empty" in errors or is_done:  # its interpreter was ending
             cut.seconds *= _FASTER
             return None
         last = time.monotonic() + _SECONDS_TO_DIE

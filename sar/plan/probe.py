@@ -302,6 +302,7 @@ def _peak_bytes(work: Work, path: str) -> float:
     """Bytes of tensors at the peak of an epoch of one rank."""
     run = _Run(work, path, current_group())
     run.settle()
+    gc.collect()  # what runs before left in cycles is not this one's
     before = _live_bytes()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as prof:
         run.step()
