@@ -54,7 +54,7 @@ def begin(
     parts = [rows(rank, peer, count, width) for peer, count in enumerate(counts[rank])]
     recv = torch.full((sum(incoming), width), -1.0)
     send = torch.cat(parts).contiguous()
-    return mine.exchange(recv, send, incoming, counts[rank], channel), recv
+    return mine.exchange(recv, send, incoming, counts[rank], channel=channel), recv
 
 
 def check(recv: torch.Tensor, rank: int, counts: Counts, width: int) -> None:

@@ -207,7 +207,7 @@ def test_large_is_a_matter_of_the_busiest_rank_and_alike_on_all() -> None:
         if group.rank == 0:
             wanted[1] = torch.arange(6)
         plan = halo.build_halo_plan(group, wanted, 6)
-        return [plan.is_large(width) for width in (halo.LARGE - 1, halo.LARGE)]
+        return [width >= plan.large_row_bytes for width in (halo.LARGE - 1, halo.LARGE)]
 
     assert run_threads(4, case) == [[False, True]] * 4
 

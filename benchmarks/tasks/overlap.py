@@ -14,7 +14,8 @@ from torch import Tensor
 import sar
 from benchmarks import measure
 from benchmarks.tasks import training
-from sar.comm.group import Done, Work
+from sar.comm.group import Done
+from sar.comm.meter import Work
 from sar.stream import WINDOW
 
 

@@ -4,9 +4,10 @@ import importlib
 from typing import Any
 
 from sar.comm.collectives import exchange_counts
-from sar.comm.group import Counters, Group
+from sar.comm.group import Group
 from sar.comm.legacy import all_reduce, all_to_all, exchange_single_tensor, exchange_tensors
 from sar.comm.local import LocalGroup, ThreadGroup, current_group, set_process_group, use_group
+from sar.comm.meter import Counters
 from sar.comm.network import nfs_ip_init
 from sar.comm.process import ProcessGroup
 from sar.comm.rendezvous import serve_store, tell_failure

@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 from weakref import WeakSet
@@ -16,32 +15,25 @@ from torch import Tensor, UntypedStorage
 
 from sar.comm.collectives import agree, refuse_gradients
 from sar.comm.diagnosis import user_line, where_ranks_stand
-from sar.comm.meter import Meter, Span
+from sar.comm.meter import Counters, Meter, Span, Work
 from sar.comm.seeds import SeedStream
 from sar.errors import CommError
 
 _LINE_BYTES = 1024
 
 
-@dataclass
-class Counters:
-    """Bytes of rows sent to and received from other ranks, and collectives begun.
+class Transport(Protocol):
+    """What moves the rows of a group's exchanges."""
 
-    Attributes:
-        avoided_bytes: of rows that were not sent again because the result was kept.
-    """
-
-    sent_bytes: int = 0
-    received_bytes: int = 0
-    collectives: int = 0
-    avoided_bytes: int = 0
-
-
-class Work(Protocol):
-    """An exchange in flight."""
-
-    def wait(self) -> None:
-        """Return when the receive buffer is filled and the send buffer may be reused."""
+    def exchange(
+        self,
+        recv: Tensor,
+        send: Tensor,
+        recv_counts: list[int],
+        send_counts: list[int],
+        distances: Sequence[int],
+    ) -> Work:
+        """:meth:`Group.exchange` of contiguous tensors on the group's device."""
 
 
 class Done:
@@ -79,10 +71,12 @@ class Group:
         graphs: of this group that are in use.
         names: of the ranks, where they are called something else than "rank 0".
         final_check: what is compared when the group ends, if anything.
+        transport: what moves rows, where the group has chosen something for it when it was made.
     """
 
     names: Sequence[str] = ()
     has_wire = True
+    transport: Transport | None = None
 
     def __init__(self, rank: int, size: int, backend: str, device: torch.device) -> None:
         self.rank, self.size, self.backend, self.device = rank, size, backend, device
@@ -236,7 +230,9 @@ class Group:
             return Done()
         counts = list(recv_counts), list(send_counts)
         if recv.device.type == self.device.type and send.device.type == self.device.type:
-            work = self._exchange(recv, send, *counts, distances)
+            transport = self.transport
+            exchange = self._exchange if transport is None else transport.exchange
+            work = exchange(recv, send, *counts, distances)
         else:
             landing = torch.empty_like(recv, device=self.device)
             sending = send.detach().to(self.device).contiguous()

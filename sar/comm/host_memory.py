@@ -24,6 +24,8 @@ from typing import Any
 
 from torch import Tensor
 
+from sar.comm.failure import FailureBoard
+
 ROWS, SMALL = range(2)  # channels: exchanges of one may pass those of the other
 _HEAD = struct.Struct("<BB6xQQQ")  # kind, channel, number of the exchange, address, bytes
 _HERE, _INSIDE, _READ = range(3)  # kinds: rows at an address, rows behind the head, "I read them"
@@ -101,6 +103,8 @@ class HostMemory:
     Attributes:
         gone: peers that have left.
         on_failure: is told of an error before it is raised, and may raise another one.
+        board, refuse: of the group. What is called, to raise, when an exchange begins after the end
+            of the group, or after a failure that the board has explained.
     """
 
     def __init__(
@@ -115,6 +119,9 @@ class HostMemory:
             self._poll.register(number, select.POLLIN)
         self.gone = set[int]()
         self.on_failure: Callable[[Exception], None] = lambda error: None
+        self.board: FailureBoard | None = None
+        self.refuse: Callable[[], None] = lambda: None
+        self._is_closed = False
         self._begun = [0, 0]  # exchanges of each channel
         self._flights: dict[_Key, Flight] = {}
         self._early: dict[tuple[_Key, int], bytes] = {}  # of exchanges that begin here later
@@ -125,6 +132,7 @@ class HostMemory:
         send: Tensor,
         recv_counts: Sequence[int],
         send_counts: Sequence[int],
+        distances: Sequence[int] = (),
         channel: int = ROWS,
     ) -> Flight:
         """:meth:`sar.comm.group.Group.exchange` of contiguous tensors in the processor's memory.
@@ -132,6 +140,8 @@ class HostMemory:
         Raises ``RuntimeError`` when a peer sends something else, ``OSError`` when it has ended,
         ``ValueError`` for buffers that are not contiguous or of another size than the counts say.
         """
+        if self._is_closed or (self.board is not None and self.board.explained is not None):
+            self.refuse()
         coming, going = _parts(recv, recv_counts), _parts(send, send_counts)
         into, wanted = coming.pop(self._rank, (0, 0))
         address, nbytes = going.pop(self._rank, (0, 0))
@@ -168,6 +178,7 @@ class HostMemory:
 
     def close(self) -> None:
         """Leave, then let all buffers go: who could answer has read what was there."""
+        self._is_closed = True
         self.hang_up()
         self._flights.clear()
 

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from sar.comm.diagnosis import rank_names, user_line, where_ranks_stand
-from sar.comm.group import Done, FinalCheck, Group, Work
+from sar.comm.group import Done, FinalCheck, Group
+from sar.comm.meter import Work
 from sar.errors import CommError, MistakeWarning
 
 

@@ -10,13 +10,31 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
-
-if TYPE_CHECKING:
-    from sar.comm.group import Work
+from typing import Protocol
 
 OTHER = ("", "other")  # what belongs to no layer: the loss, the optimizer, reading data
 COMPUTE = 0  # lane of stretches and waits; lanes of the wire follow
+
+
+@dataclass
+class Counters:
+    """Bytes of rows sent to and received from other ranks, and collectives begun.
+
+    Attributes:
+        avoided_bytes: of rows that were not sent again because the result was kept.
+    """
+
+    sent_bytes: int = 0
+    received_bytes: int = 0
+    collectives: int = 0
+    avoided_bytes: int = 0
+
+
+class Work(Protocol):
+    """An exchange in flight."""
+
+    def wait(self) -> None:
+        """Return when the receive buffer is filled and the send buffer may be reused."""
 
 
 @dataclass

@@ -15,8 +15,9 @@ from torch import Tensor
 
 from sar.comm import direct
 from sar.comm.failure import FailureBoard, guarded, stuck
-from sar.comm.group import Group, Work
+from sar.comm.group import Group
 from sar.comm.host_memory import SMALL, HostMemory
+from sar.comm.meter import Work
 from sar.comm.one_host import connect
 from sar.comm.paced import Message, Paced
 from sar.errors import CommError
@@ -71,7 +72,8 @@ class ProcessGroup(Group):
             is_able, seconds = device.type == "cpu", timeout.total_seconds()
             self._host = connect(self.rank, self.size, self._all_gather, seconds, is_able)
         if self._host is not None:
-            self._host.on_failure, self.has_wire = self._fail, False
+            self._host.on_failure, self._host.refuse = self._fail, self._check_open
+            self._host.board, self.transport, self.has_wire = board, self._host, False
         elif self.size > 1:
             self._rows = self._torch_group()
             if self._is_gloo:
@@ -153,7 +155,7 @@ class ProcessGroup(Group):
     def _swap(self, recv: Tensor, send: Tensor) -> None:
         if self._host is not None:
             counts = [len(recv) // self.size] * self.size
-            self._host.exchange(recv, send, counts, counts, SMALL).wait()
+            self._host.exchange(recv, send, counts, counts, channel=SMALL).wait()
             return
         self._run(dist.all_to_all_single, recv, send, group=self._small)
 
@@ -171,8 +173,8 @@ class ProcessGroup(Group):
     ) -> Work:
         self._check_open()
         counts = recv_counts, send_counts
-        if self._host is not None:
-            return self._host.exchange(recv, send, *counts)
+        if self.transport is not None:
+            return self.transport.exchange(recv, send, *counts, distances)
         if self._paced is not None and distances:
             return self._paced.exchange(recv, send, *counts, distances)
         return self._begin(recv, send, *counts, self._rows)

@@ -95,7 +95,10 @@ def install_modules(package: ModuleType) -> None:
     for name in MODULES:
         module = _Later(f"{package.__name__}.{name}")
         sys.modules.setdefault(module.__name__, module)
-        if "." not in name and name not in (*LAZY_NAMES, *package.__all__):
+        if "." in name:
+            parent, _, last = module.__name__.rpartition(".")
+            vars(sys.modules[parent]).setdefault(last, module)
+        elif name not in (*LAZY_NAMES, *package.__all__):
             vars(package).setdefault(name, module)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Mapping, Sequence
 
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from sar.graph import load_partition_data
 from sar.partition.load import PartitionData
+from sar.registry import is_installed
 
 NODE_TYPE = "_TYPE"  # the name under which DGL keeps node types
 
@@ -21,7 +23,13 @@ def load_dgl_partition_data(
     *,
     verify: bool = False,
 ) -> PartitionData:
-    """:func:`sar.load_partition_data` under the original's name; collective."""
+    """:func:`sar.load_partition_data` under the original's name; collective.
+
+    Imports DGL's layers where DGL is installed: those that are imported after the first use of a
+    graph run their own code in their first call.
+    """
+    if is_installed("dgl"):
+        importlib.import_module("dgl.nn")
     return load_partition_data(partition_json_file, own_partition_idx, device, verify=verify)
 
 

@@ -6,8 +6,9 @@ All that file an implementation are imported here, so that :func:`has` knows the
 from sar.kernels import attention, keyed, nonzero, norm, sddmm
 from sar.kernels.csc import INT32_EDGES, Csc, compress, transpose
 from sar.kernels.device import has, implements
+from sar.kernels.jit import wide_dtype
 from sar.kernels.segment import ExtremeReducer, add_to_winners, winners_only
-from sar.kernels.spmm import Factors, add_rows, spmm, spmm_add, spmm_into, wide_dtype
+from sar.kernels.spmm import Factors, add_rows, spmm, spmm_add, spmm_into
 
 __all__ = [
     "INT32_EDGES",

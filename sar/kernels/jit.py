@@ -307,3 +307,8 @@ def untraced(function: _F, otherwise: Callable[..., Any] | None = None) -> _F:
         return (apart if torch.compiler.is_compiling() else function)(*args, **kwargs)
 
     return cast(_F, call)
+
+
+def wide_dtype(dtype: torch.dtype) -> torch.dtype:
+    """What sums of ``dtype`` are accumulated in across blocks and rounds."""
+    return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype

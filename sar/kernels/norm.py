@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from sar.kernels.device import KERNELS, implements
-from sar.kernels.jit import array, flat, kernel, rows_in_parallel
-from sar.kernels.spmm import wide_dtype
+from sar.kernels.jit import array, flat, kernel, rows_in_parallel, wide_dtype
 
 _COMPILED = ("cpu", torch.float32, torch.float64)
 _ROWS = 64  # of a block of the compiled loops

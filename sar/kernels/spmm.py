@@ -30,6 +30,7 @@ from sar.kernels.jit import (
     kernel,
     prefetch_byte,
     prefetch_row,
+    wide_dtype,
 )
 
 # A block's result is scaled and added while it is in cache, and stays below the size from which
@@ -56,11 +57,6 @@ class Factors:
 
 
 NO_FACTORS = Factors()
-
-
-def wide_dtype(dtype: torch.dtype) -> torch.dtype:
-    """What sums of ``dtype`` are accumulated in across blocks and rounds."""
-    return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
 
 
 def spmm(csc: Csc, x: Tensor, factors: Factors = NO_FACTORS, out: Tensor | None = None) -> Tensor:

@@ -53,7 +53,8 @@ def gat(
     Returns:
         [num_dst, H, D]; ``bias`` alone where no edge ends.
     """
-    relation.group.meter.tell("fused")
+    if relation.group.meter.told is not None:
+        relation.group.meter.tell("fused")
     width = weight.shape[0] // heads
     spec = Attention(relation, policy, Scores(ADDITIVE, heads, width, slope=slope), dropout)
     made_of = [x, weight, fc_bias]

@@ -47,7 +47,8 @@ def gatv2(
     Returns:
         [num_dst, H, D]; 0 where no edge ends.
     """
-    relation.group.meter.tell("fused")
+    if relation.group.meter.told is not None:
+        relation.group.meter.tell("fused")
     width = src[0].shape[0] // heads
     spec = Attention(relation, policy, Scores(MIXED, heads, width, slope=slope), dropout)
     read = {

@@ -56,7 +56,8 @@ def gcn(
     Returns:
         [num_dst, width], which nobody else has or saved.
     """
-    relation.group.meter.tell("fused")
+    if relation.group.meter.told is not None:
+        relation.group.meter.tell("fused")
     first = weight if weight_first else None
     asks = x.requires_grad or (first is not None and first.requires_grad)
     if not (asks and torch.is_grad_enabled()):
@@ -78,13 +79,16 @@ def degree_factor(relation: Relation, dtype: torch.dtype, degrees: Degrees | Non
     """[n] what rows are multiplied by; kept, and not to be written into."""
     if degrees is None:
         return None
+    key = "degrees", degrees, dtype
+    if (known := relation.known.get(key)) is not None:
+        return known  # type: ignore[no-any-return]
 
     def make() -> Tensor:
         found = relation.in_degrees if degrees.of == "in" else relation.out_degrees
         factor = found.to(dtype).pow_(degrees.power)
         return factor.masked_fill_(found == 0, degrees.empty)
 
-    return relation.derived(("degrees", degrees, dtype), make)
+    return relation.derived(key, make)
 
 
 def _of_constant_rows(

@@ -26,9 +26,10 @@ from sar._private import is_view, looked_into
 from sar.comm import Group
 from sar.errors import NotSupportedError
 from sar.graph.rows import Call, current
-from sar.graph.view import GraphArgument
+from sar.graph.view import GraphArgument, GraphView
 from sar.kernels.jit import untraced
 from sar.nn.drift import check_call
+from sar.nn.history import due_call
 
 Arguments = Mapping[str, Any]  # arguments of the layer's forward behind the layer, by their names
 Run = Callable[..., Tensor]
@@ -188,8 +189,9 @@ def standing(
         said = args[graph] if len(args) > graph else kwargs.get(graph_name)
         if not isinstance(said, GraphArgument):
             return forward(layer, *args, **kwargs)
-        view = said.sharded_graph
-        check_call(layer, view.group, is_layer=True)
+        view = said if isinstance(said, GraphView) else said.sharded_graph
+        if number := due_call(layer, view.group, is_layer=True):
+            check_call(layer, view.group, number)
         given = {}
         for place, name in of_edges:
             value = args[place] if len(args) > place else kwargs.get(name)

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from sar._private import storage_id, tree_leaves
 from sar.comm import Group
-from sar.comm.group import Counters
-from sar.comm.meter import Meter, Told
+from sar.comm.meter import Counters, Meter, Told
 from sar.comm.seeds import no_draws
 from sar.config import Policy
 from sar.edges import Relation, ReversedRelation

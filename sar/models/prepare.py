@@ -19,6 +19,7 @@ from sar.models.known import Layers, adapted, known_layers, own_forward
 from sar.nn.batch_norm import DistributedBN1D, convert_batch_norm
 from sar.nn.drift import check_call
 from sar.nn.dropout import convert_dropout
+from sar.nn.history import due_call
 from sar.nn.params import replicated, sync_params
 
 M = TypeVar("M", bound=nn.Module)
@@ -92,7 +93,8 @@ def _say(text: str) -> None:
 def _check(model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
     graphs = graphs_among((args, kwargs))
     if graphs:
-        check_call(model, graphs[0].group)
+        if number := due_call(model, graphs[0].group):
+            check_call(model, graphs[0].group, number)
 
 
 def _told(model: nn.Module, before: Counter[type], group: Group) -> str:

@@ -126,26 +126,16 @@ def check_layout(model: nn.Module, number: int, group: Group) -> None:
     seen.add(number)
 
 
-def check_call(model: nn.Module, group: Group, *, is_layer: bool = False) -> None:
-    """What every call of a module with a graph of several ranks looks at: parameters now and then.
+def check_call(model: nn.Module, group: Group, number: int) -> None:
+    """Compare parameters in the ``number``-th call of a module, where
+    :func:`sar.nn.history.due_call` says so; collective.
 
-    Such a call is collective, and so is this now and then; not where no gradient is recorded, nor
-    where sums of gradients look. Parts of a model that is looked at are not, as layers. Nor is it
-    an error where nobody trains: no rank has written to a parameter since the first call.
+    Not an error where nobody trains: no rank has written to a parameter since the first call.
     """
-    if group.size == 1 or not torch.is_grad_enabled() or not model.training:
-        return
-    history = history_of(group)
-    if model in history.summed or (is_layer and model in history.called):
-        return
-    number = history.count("call", model)
-    if number == 1 and not is_layer:
-        history.called.update(model.modules())
-    if is_due(number):
-        params = replicated(model)
-        is_trained = history.see_written(params.values())
-        if number > 1 and _compare(dict(params), model, group, is_trained=is_trained):
-            compare_at_end(model, group)
+    params = replicated(model)
+    is_trained = history_of(group).see_written(params.values())
+    if number > 1 and _compare(dict(params), model, group, is_trained=is_trained):
+        compare_at_end(model, group)
 
 
 def _compare(

@@ -113,6 +113,24 @@ def history_of(group: Group) -> History:
     return _histories.setdefault(group, History()) if found is None else found
 
 
+def due_call(model: nn.Module, group: Group, *, is_layer: bool = False) -> int:
+    """The number of this call of a module with a graph of several ranks, if ranks are compared in
+    it; else 0.
+
+    Such a call is collective, and so is that comparison; none where no gradient is recorded, nor
+    where sums of gradients look. Parts of a model that is looked at are not, as layers.
+    """
+    if group.size == 1 or not torch.is_grad_enabled() or not model.training:
+        return 0
+    history = history_of(group)
+    if model in history.summed or (is_layer and model in history.called):
+        return 0
+    number = history.count("call", model)
+    if number == 1 and not is_layer:
+        history.called.update(model.modules())
+    return number if is_due(number) else 0
+
+
 class GradientWatch:
     """Looks at one parameter's gradient, the smallest, from a sum to the next.
 

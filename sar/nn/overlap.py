@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from sar._private import can_be_renumbered, sequence_number, set_sequence_number, version_of
 from sar.comm import Group, current_group
-from sar.comm.group import Work
+from sar.comm.meter import Work
 from sar.kernels import wide_dtype
 from sar.nn.drift import check_sums
 from sar.nn.gradients import (

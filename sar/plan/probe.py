@@ -32,7 +32,7 @@ import sar
 from sar._private import memory_events
 from sar.allocator import allocator_environment
 from sar.comm import Group, ThreadGroup, current_group, network
-from sar.comm.group import Work as Exchange
+from sar.comm.meter import Work as Exchange
 from sar.config import Policy
 from sar.errors import SarError
 from sar.files import scratch_folder

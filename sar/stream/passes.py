@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from sar.comm.group import Work
+from sar.comm.meter import Work
 from sar.config import Policy
 from sar.kernels import Csc
 from sar.stream.plan import Combine, HaloPlan, Round
@@ -106,6 +106,14 @@ class Pass:
             self._stream.free()
 
 
+def by_rank(peers: Sequence[int], rows: Sequence[int], num_ranks: int) -> list[int]:
+    """The rows of each rank of the group, zero for those that are no peers."""
+    counts = [0] * num_ranks
+    for peer, count in zip(peers, rows, strict=True):
+        counts[peer] = count
+    return counts
+
+
 class RowMessages:
     """Source rows on their way to the ranks that read them.
 
@@ -128,7 +136,7 @@ class RowMessages:
         shape = step.num_send, self.width
         send = self.plan.group.pool.take(shape, self.dtype, self.device, step.most)
         self.plan.gather_round(step, self.rows, send)
-        return send, step.send_counts
+        return send, by_rank(step.targets, step.send_rows, step.num_ranks)
 
     def received(self, step: Round) -> Message:
         """Room for what it gets."""
@@ -137,7 +145,7 @@ class RowMessages:
             recv = torch.empty(shape, dtype=self.dtype, device=self.device)
         else:
             recv = self.plan.group.pool.take(shape, self.dtype, self.device, step.most)
-        return recv, step.recv_counts
+        return recv, by_rank(step.sources, step.recv_rows, step.num_ranks)
 
     def landed(self, step: Round, recv: Tensor) -> Tensor:
         """[step.num_recv, width] rows out of what it got."""
@@ -190,7 +198,7 @@ class Stream:
         self._messages, self._window, self._ahead = messages, window, ahead
         self._waiting, self._flights = deque(rounds), deque[Flight]()
         self._halo: Tensor | None = None
-        self._is_large = messages.plan.is_large(messages.row_bytes)
+        self._is_large = messages.row_bytes >= messages.plan.large_row_bytes
         if rounds:
             self._post()
 
@@ -255,11 +263,13 @@ class GradientMessages:
 
     def sent(self, step: Round, grads: Tensor) -> Message:
         """What this rank sends of ``grads`` [step.num_recv, width], which are given up."""
-        return grads, step.recv_counts
+        return grads, by_rank(step.sources, step.recv_rows, step.num_ranks)
 
     def received(self, step: Round) -> Message:
         """Room for what it gets."""
-        return self._take(step.num_send, step.most), step.send_counts
+        return self._take(step.num_send, step.most), by_rank(
+            step.targets, step.send_rows, step.num_ranks
+        )
 
     def add(self, step: Round, recv: Tensor, home: Tensor) -> None:
         """Add what it got, which goes back to the pool, to ``home`` [num_rows, width]."""
@@ -310,7 +320,7 @@ class GradientReturn:
         send, send_counts = self._messages.sent(step, grads)
         recv, recv_counts = self._messages.received(step)
         distances: Sequence[int] = ()
-        if plan.is_large(self._messages.row_bytes):
+        if self._messages.row_bytes >= plan.large_row_bytes:
             distances = [-distance for distance in step.distances]
         work = plan.group.exchange(recv, send, recv_counts, send_counts, distances)
         if plan.group.meter.told is not None:

@@ -24,7 +24,7 @@ class Round:
     """One step of the stream: the peers whose halo is resident together.
 
     All rounds of a plan together hold a few numbers per rank; what is as long as the group is made
-    when an exchange needs it.
+    when an exchange needs it (:func:`sar.stream.passes.by_rank`).
 
     Attributes:
         sources, targets: peers this rank receives from and sends to, ascending.
@@ -41,22 +41,6 @@ class Round:
     num_ranks: int
     distances: range
     most: int = 0
-
-    @property
-    def recv_counts(self) -> list[int]:
-        """Rows per rank of the group, zero for ranks outside the round; a new list."""
-        counts = [0] * self.num_ranks
-        for peer, count in zip(self.sources, self.recv_rows, strict=True):
-            counts[peer] = count
-        return counts
-
-    @property
-    def send_counts(self) -> list[int]:
-        """Like :attr:`recv_counts`."""
-        counts = [0] * self.num_ranks
-        for peer, count in zip(self.targets, self.send_rows, strict=True):
-            counts[peer] = count
-        return counts
 
     @cached_property
     def num_recv(self) -> int:
@@ -85,6 +69,8 @@ class HaloPlan:
         recv_pulled: how many of the rows from each peer are source rows as they are; they come
             before all others. All of them, but for a subclass.
         wanted: what the ranks have agreed about gradients, see :func:`agree_on_gradients`.
+        large_row_bytes: from which pairs exchange much, going by the busiest rank; the same on all
+            ranks.
     """
 
     def __init__(
@@ -101,6 +87,7 @@ class HaloPlan:
         self.send_counts[group.rank] = self.recv_counts[group.rank] = 0
         self.recv_pulled = self.recv_counts
         self.rows_in_flight = self._agree_rows_in_flight()
+        self.large_row_bytes = 2 * (group.size - 1) * LARGE / max(1, int(self.rows_in_flight[0]))
         self.wanted: set[tuple] = set()
         self._agreed: set[tuple[str, tuple[int, ...]]] = set()
         self._chosen: dict[tuple[Policy, int], int] = {}
@@ -163,11 +150,6 @@ class HaloPlan:
             )
         self._chosen[policy, row_bytes] = rounds
         return rounds
-
-    def is_large(self, row_bytes: int) -> bool:
-        """Whether pairs exchange much, going by the busiest rank; the same on all ranks."""
-        pairs = 2 * (self.group.size - 1)
-        return int(self.rows_in_flight[0]) * row_bytes >= pairs * LARGE
 
     def agree_once(self, what: str, *values: int) -> None:
         """Raise ``ValueError`` on every rank when ranks differ in ``values``; collective at first.

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from sar.comm.group import Done, Group, Work
+from sar.comm.group import Done, Group
+from sar.comm.meter import Work
 
 
 class AloneGroup(Group):

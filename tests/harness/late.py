@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from sar.comm import Group, ThreadGroup
-from sar.comm.group import Work
+from sar.comm.meter import Work
 
 
 class _Post:

@@ -71,9 +71,10 @@ def _node_frames(store: Structure, rows: dict[str, Tensor]) -> dict[str, Frame]:
 def _edge_frame(store: Structure, etype: EType, edge_ids: Callable[[], Tensor]) -> Frame:
     """An empty frame with the default columns ``_ID`` (global id, ascending) and ``_TYPE``."""
     number, type_id = store.relations[etype].num_edges, store.book.canonical_etypes.index(etype)
+    device = store.device  # not the store, which will hold the frame
     defaults: dict[str, Callable[[], Tensor]] = {
-        EID: lambda: edge_ids().to(store.device),
-        ETYPE: lambda: torch.full((number,), type_id, dtype=torch.int64, device=store.device),
+        EID: lambda: edge_ids().to(device),
+        ETYPE: lambda: torch.full((number,), type_id, dtype=torch.int64, device=device),
     }
     return Frame(number, f"edge type {etype}", defaults)
 
