@@ -5,13 +5,13 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 import torch
 from torch import Tensor
 
 from sar.graph import load_partition_data
 from sar.partition.load import PartitionData
-from sar.registry import is_installed
 
 NODE_TYPE = "_TYPE"  # the name under which DGL keeps node types
 
@@ -28,7 +28,7 @@ def load_dgl_partition_data(
     Imports DGL's layers where DGL is installed: those that are imported after the first use of a
     graph run their own code in their first call.
     """
-    if is_installed("dgl"):
+    with suppress(ImportError):
         importlib.import_module("dgl.nn")
     return load_partition_data(partition_json_file, own_partition_idx, device, verify=verify)
 

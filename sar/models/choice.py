@@ -192,11 +192,8 @@ def standing(
         view = said if isinstance(said, GraphView) else said.sharded_graph
         if number := due_call(layer, view.group, is_layer=True):
             check_call(layer, view.group, number)
-        given = {}
-        for place, name in of_edges:
-            value = args[place] if len(args) > place else kwargs.get(name)
-            if value is not None:
-                given[name] = value
+        given = {n: args[p] if len(args) > p else kwargs.get(n) for p, n in of_edges}
+        given = {name: value for name, value in given.items() if value is not None}
         if given and len(view.canonical_etypes) == 1:
             _agree_columns(type(layer).__name__, given, view.num_edges(), view.group)
         x = args[rows] if len(args) > rows else kwargs.get(rows_name)

@@ -8,7 +8,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -17,6 +17,9 @@ from sar.comm import Group
 from sar.errors import CommError, SarError
 from sar.sampling.exchange import Exchange, Stopped
 from sar.sampling.options import LoaderOptions
+
+if TYPE_CHECKING:
+    from typing_extensions import Self  # of typing from Python 3.11 on
 
 _END = object()
 _LOOK_SECONDS = 0.5  # from one look at whether the other thread still runs to the next

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -19,6 +19,9 @@ from sar.sampling.channel import Channel, Command, least
 from sar.sampling.epochs import Epochs
 from sar.sampling.node_inputs import named_seeds
 from sar.sampling.options import LoaderOptions, LoaderRequest, NumNeighbors
+
+if TYPE_CHECKING:
+    from typing_extensions import Self  # of typing from Python 3.11 on
 
 _TICKS = 4  # in the time after which a server misses a rank
 
