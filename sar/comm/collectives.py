@@ -1,4 +1,4 @@
-"""What is made of a group's collectives: agreement on errors, rows by owner, reports on rank 0."""
+"""What is built on a group's collectives: agreeing on errors, rows by owner, reports on rank 0."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ _STATUS_BYTES = 1024
 
 
 def refuse_gradients(call: str, *tensors: Tensor) -> None:
-    """Raise, before anything is sent, where autograd records what is done with a tensor: it would
-    lose its gradient without a word."""
+    """Raise ``ValueError`` for a tensor that autograd records: it would lose its gradient."""
     for tensor in tensors:
         if tensor.requires_grad and torch.is_grad_enabled():
             raise ValueError(
@@ -39,8 +38,8 @@ def agree(group: Group, error: Exception | None, what: str = "", alike: object =
 
     Args:
         what: the call, for the message; a ``CommError`` on every rank where ranks call another.
-        alike: options that have to be the same on all ranks, compared as they print; else a
-            ``ValueError`` on every rank. Of a mapping it names the option.
+        alike: options that have to be the same on all ranks, compared by their ``repr``; else a
+            ``ValueError`` on every rank, which names the option where this is a mapping.
     """
     if group.size == 1:
         if error is not None:
@@ -66,7 +65,7 @@ def agree(group: Group, error: Exception | None, what: str = "", alike: object =
 
 
 def _different(one: Any, other: Any) -> tuple[str, Any, Any]:
-    """What differs between two ranks' options: the name of the first, if they have names."""
+    """(name, this rank's value, the other's) of the first option that differs; "" without names."""
     if not (isinstance(one, dict) and isinstance(other, dict)):
         return "", one, other
     name = next(name for name in one | other if one.get(name) != other.get(name))
@@ -74,8 +73,7 @@ def _different(one: Any, other: Any) -> tuple[str, Any, Any]:
 
 
 def _status(error: Exception | None, what: str, alike: object) -> Tensor:
-    """uint8 [1024]: whether there is an error; JSON of the call, the class of the error, and its
-    text or those of the options."""
+    """uint8 [1024]: whether there is an error, JSON of call, class of error, text or options."""
     kind, most, body = "" if error is None else type(error).__name__, _STATUS_BYTES, b""
     while not body or len(body) > _STATUS_BYTES - 1:
         text: Any = str(error)[:most]
@@ -91,7 +89,7 @@ def _status(error: Exception | None, what: str, alike: object) -> Tensor:
 
 
 def _short(text: str, most: int) -> str:
-    """Still another text for what differs behind the part that is kept."""
+    """``text`` cut to ``most`` characters, with a digest, so that cut texts still differ."""
     digest = blake2b(text.encode(), digest_size=4).hexdigest()
     return text if len(text) <= most else f"{text[:most]}..({digest})"
 
@@ -120,15 +118,8 @@ def exchange_counts(group: Group, counts: Sequence[int]) -> list[int]:
 
 
 def send_rows(group: Group, owner: Tensor, rows: Tensor) -> Tensor:
-    """Send each row to the rank that ``owner`` names; collective.
-
-    Args:
-        owner: int64 [n] ranks.
-        rows: [n, ...], equally wide on all ranks.
-
-    Returns:
-        The rows meant for this rank, by the rank they come from and then in the order given there.
-    """
+    """Send each row to the rank that ``owner`` (int64 [n]) names; collective. Returns the rows
+    meant for this rank, by the rank they come from and then in the order given there."""
     order, sent, received = _by_owner(group, owner)
     return group.all_to_all(rows.index_select(0, order), sent, received)
 
@@ -136,11 +127,8 @@ def send_rows(group: Group, owner: Tensor, rows: Tensor) -> Tensor:
 def ask_rows(
     group: Group, owner: Tensor, rows: Tensor, answer: Callable[[Tensor], Tensor]
 ) -> Tensor:
-    """Ask each row's owner, who answers it: the answers in the order of ``rows``; collective.
-
-    Args:
-        answer: called once on what this rank was asked, [m, ...]; returns m rows.
-    """
+    """The answers of each row's owner, in the order of ``rows``; collective. ``answer`` is called
+    once on the rows that this rank was asked, [m, ...], and returns m rows."""
     order, sent, received = _by_owner(group, owner)
     asked = group.all_to_all(rows.index_select(0, order), sent, received)
     answers = group.all_to_all(answer(asked), received, sent)
@@ -148,19 +136,13 @@ def ask_rows(
 
 
 def _by_owner(group: Group, owner: Tensor) -> tuple[Tensor, list[int], list[int]]:
-    """The order by owner, and rows to and from each rank."""
+    """The order that sorts rows by owner, and how many go to and come from each rank."""
     sent = torch.bincount(owner, minlength=group.size).tolist()
     return torch.argsort(owner, stable=True), sent, exchange_counts(group, sent)
 
 
 def gather_json(value: Any, group: Group) -> list[Any]:
-    """What every rank passed, in rank order, on rank 0, and nothing on others; collective.
-
-    It does not count as traffic of rows.
-
-    Args:
-        value: numbers, strings, lists and dictionaries of them.
-    """
+    """JSON values of all ranks by rank, on rank 0 alone; collective, no traffic of rows."""
     if group.size == 1:
         return [value]
     mine = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)

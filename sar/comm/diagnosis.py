@@ -1,4 +1,4 @@
-"""What an error can say of other ranks: whose process has ended, and in which lines ranks stand.
+"""What error messages say of other ranks: whose process has ended, which lines ranks stand in.
 
 A transport says that a connection broke, not whose process ended first. So every rank listens on a
 port of its own that nobody ever serves: as long as the process lives, working or stopped, the
@@ -36,13 +36,9 @@ _INSTALLED = (_SAR, _TORCH, *sysconfig.get_paths().values(), "<frozen", "<string
 
 
 class Liveness:
-    """Which ranks' processes still run: this rank's port, and those of the others.
-
-    Args:
-        address: IPv4, of this host on the network that joins the ranks.
-
-    Raises ``OSError`` where it cannot listen there.
-    """
+    """Which ranks' processes still run: this rank's port, and the addresses of the others.
+    ``address`` is this host's IPv4 on the network that joins the ranks. Raises ``OSError`` where
+    this process cannot listen there."""
 
     def __init__(self, address: str) -> None:
         self._listener = socket.create_server((address, 0), backlog=_BACKLOG)
@@ -50,12 +46,12 @@ class Liveness:
         self._silent = set[int]()  # the ranks that did not answer when asked last
 
     def address(self) -> list[int]:
-        """What the others have to know: host, address, port."""
+        """Host number, IPv4 as a number, and port: what others pass to :meth:`learn`."""
         address, port = self._listener.getsockname()
         return [_host(), int.from_bytes(socket.inet_aton(address), "big"), port]
 
     def learn(self, rank: int, address: Sequence[int]) -> None:
-        """Take the :meth:`address` of a rank, or zeros of one that does not listen."""
+        """Keep the :meth:`address` of a rank; zeros stand for one that does not listen."""
         host, number, port = address
         dotted = socket.inet_ntoa(number.to_bytes(4, "big"))
         is_reachable = not dotted.startswith(_LOOPBACK) or host == _host()
@@ -63,11 +59,9 @@ class Liveness:
             self._others[rank] = dotted, port
 
     def ended(self, ranks: Iterable[int]) -> list[int]:
-        """Those of ``ranks`` whose process has ended for certain; takes a second at most.
-
-        A rank whose whole host is gone, or behind a broken network, is not among them; nor is it
-        waited for again before it has answered.
-        """
+        """Those of ``ranks`` whose process has ended for certain; takes a second at most. A rank
+        whose whole host is gone, or behind a broken network, is not among them; once silent it is
+        waited for a tenth of that."""
         calls: dict[int, tuple[int, socket.socket]] = {}
         try:
             for rank in ranks:
@@ -82,7 +76,7 @@ class Liveness:
                 one.close()
 
     def _refused(self, calls: dict[int, tuple[int, socket.socket]]) -> Iterator[int]:
-        """The ranks that are refused, until all hosts have answered or the time is over."""
+        """Ranks whose port refuses, until all hosts have answered or the time is over."""
         poll, waiting = select.poll(), {rank: number for number, (rank, _) in calls.items()}
         for number in calls:
             poll.register(number, select.POLLOUT)
@@ -102,13 +96,13 @@ class Liveness:
         self._silent.update(waiting)
 
     def close(self) -> None:
-        """From now on this rank counts as ended; harmless the second time."""
+        """Stop listening: from now on others see this rank as ended; harmless the second time."""
         with suppress(OSError):
             self._listener.close()
 
 
 def _host() -> int:
-    """A number that ranks behind one loopback interface have alike, and no others."""
+    """A number that processes behind one loopback interface share, and no others."""
     boot = Path("/proc/sys/kernel/random/boot_id")
     try:
         text = boot.read_text(encoding="ascii") + os.readlink("/proc/self/ns/net")
@@ -118,11 +112,8 @@ def _host() -> int:
 
 
 def user_line(thread: threading.Thread | None = None) -> str:
-    """The innermost line of the user's that a thread is in, and what called it; "" for none.
-
-    This thread's by default. Where it has none, as in the autograd engine's, the main thread's.
-    For messages: it decides nothing.
-    """
+    """The innermost line of the user's code that a thread is in, and what called it; "" for none.
+    This thread's by default; the main thread's where that has none, as in the autograd engine."""
     frames = _frames()
     for one in (thread or threading.current_thread(), threading.main_thread()):
         stack = traceback.extract_stack(frames[one.ident]) if one.ident in frames else []
@@ -135,8 +126,8 @@ def user_line(thread: threading.Thread | None = None) -> str:
 
 
 def _frames() -> dict[int, FrameType]:
-    """Where all threads are, without the collector of garbage: what it finds may let another thread
-    go on, which in Python before 3.11.9 then waits for this one for ever (gh-106883)."""
+    """The frames of all threads, read without the garbage collector: what it finds may let another
+    thread go on, which in Python before 3.11.9 then waits for this one for ever (gh-106883)."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -147,7 +138,7 @@ def _frames() -> dict[int, FrameType]:
 
 
 def where_ranks_stand(lines: Mapping[int, str]) -> str:
-    """What to say of the :func:`user_line` of each rank, as far as it is known."""
+    """The end of a message: the :func:`user_line` of each rank, as far as it is known."""
     ranks: dict[str, list[int]] = {}
     for rank, line in sorted(lines.items()):
         if line:
@@ -159,7 +150,7 @@ def where_ranks_stand(lines: Mapping[int, str]) -> str:
 
 
 def rank_names(ranks: list[int], names: Sequence[str] = ()) -> str:
-    """ "rank 1" or "ranks 1, 2", or what they are called instead; the first of them."""
+    """ "rank 1", "ranks 1, 2" or the ranks' ``names``, of the first few."""
     shown = ", ".join(names[rank] if names else str(rank) for rank in ranks[:_MOST_NAMED])
     more = f" and {len(ranks) - _MOST_NAMED} more" if len(ranks) > _MOST_NAMED else ""
     noun = "" if names else "rank " if len(ranks) == 1 else "ranks "

@@ -1,11 +1,11 @@
-"""Small collectives of gloo as exchanges of everybody with everybody.
+"""Small collectives of gloo as all-to-all exchanges.
 
 gloo passes a reduction round a ring: 2 (P - 1) messages, each of which waits for the one before and
 wakes a thread on two ranks. Exchanges carry as many bytes in one or two steps: a third of the
 processor time on 8 ranks, and two latencies of the network instead of 14.
 
-To gloo they are all the same operation on bytes. So each part begins with what its sender is
-calling, for ranks that call different things to notice.
+To gloo they are all the same operation on bytes. So each part begins with a label of what its
+sender calls, by which ranks that call different things notice.
 """
 
 from __future__ import annotations
@@ -26,20 +26,16 @@ Swap = Callable[[Tensor, Tensor], None]  # fills the first with equal parts of a
 
 
 class Apart(Exception):
-    """Ranks call different things, and all know which."""
+    """Ranks call different things; the message lists which, on every rank."""
 
 
 def fits(tensor: Tensor, copies: int = 1) -> bool:
-    """Whether :func:`all_gather`, with as many copies as ranks, or :func:`all_reduce` is meant
-    for it; the same on all ranks."""
+    """Whether ``copies`` of ``tensor`` are small enough for this module; the same on all ranks."""
     return 0 < copies * tensor.numel() * tensor.element_size() <= LARGEST
 
 
 def all_gather(swap: Swap, tensor: Tensor, size: int) -> list[Tensor]:
-    """The tensors of ``size`` ranks.
-
-    Raises :class:`Apart` on every rank when ranks call something else, or with other numbers.
-    """
+    """The tensors of all ranks, in order. Raises :class:`Apart` if calls or sizes differ."""
     parts = _Parts(tensor, size, tensor.numel())
     parts.sent.copy_(tensor.reshape(1, -1))
     parts.swap_labelled(swap, tensor, "all_gather")
@@ -52,11 +48,8 @@ def all_reduce(swap: Swap, tensor: Tensor, op: str, size: int, ready: bool | Non
     A few whole numbers are sent to all. Others are reduced on one rank each, and the results sent
     to all, so that all get the same bits.
 
-    Args:
-        ready: to be reduced only if all ranks are ready; ``None`` does not ask.
-
-    Returns:
-        Whether it was; else it is left as it was.
+    With ``ready`` (``None`` does not ask) it is reduced only if all ranks are ready, else left as
+    it was; returns whether it was reduced.
     """
     num, flat = tensor.numel(), tensor.view(-1)
     few = num <= _FEW and not tensor.is_floating_point()
@@ -80,11 +73,8 @@ def all_reduce(swap: Swap, tensor: Tensor, op: str, size: int, ready: bool | Non
 
 
 class _Parts:
-    """Two buffers of bytes with a part for, and of, each rank, each behind a label.
-
-    Attributes:
-        sent, found: [size, n] what is behind the labels, in the dtype of ``like``.
-    """
+    """Two buffers of bytes, to send and received, with a labelled part for each rank. ``sent`` and
+    ``found`` [size, n] are what lies behind the labels, in the dtype of ``like``."""
 
     def __init__(self, like: Tensor, size: int, num: int) -> None:
         end = _HEAD + num * like.element_size()
@@ -95,12 +85,11 @@ class _Parts:
         self.sent, self.found = (buffer[:, _HEAD:end].view(like.dtype) for buffer in buffers)
 
     def swap(self, swap: Swap) -> None:
-        """Fill what is found."""
         sent, found = self._bytes
         swap(found, sent)
 
     def swap_labelled(self, swap: Swap, tensor: Tensor, call: str, ready: bool = True) -> bool:
-        """The same, and compare what ranks call; whether all are ready."""
+        """Swap and compare the labels: whether all ranks are ready; raises :class:`Apart`."""
         label = [tensor.numel(), _CALLS.index(call), _DTYPES.index(tensor.dtype), ready]
         sent, found = self._heads
         sent.copy_(torch.tensor(label, dtype=torch.int32, device=sent.device))
@@ -118,7 +107,7 @@ def _described(num: int, call: int, dtype: int, _: int) -> str:
 
 
 def _reduced(found: Tensor, op: str) -> Tensor:
-    """Over the first dimension; sums in the order of ranks, which torch's own do not keep."""
+    """Reduce over ranks, the first dimension; sums in rank order, which torch's do not keep."""
     if op != "sum":
         return _EXTREMES[op](found, dim=0)
     total, *others = found.unbind()

@@ -1,4 +1,7 @@
-"""What the environment tells a rank, and what its process can still set; see Note [Allocators]."""
+"""What environment variables tell a rank, and what its process can still set: threads, allocator.
+
+See Note [Allocators].
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ _BIG_BUFFER = 1 << 20
 
 
 def number(name: str, value: int | None, variable: str) -> int:
-    """``value``, or what a variable says; ``ValueError`` where neither says anything."""
+    """``value``, or else the variable's; ``ValueError`` where neither is given."""
     if value is not None:
         return int(value)
     text = os.environ.get(variable)
@@ -33,7 +36,7 @@ def number(name: str, value: int | None, variable: str) -> int:
 
 
 def port(value: int | None, size: int) -> int:
-    """Where the store of ``size`` ranks listens."""
+    """The port of the store of ``size`` ranks; 0, any free one, for one rank alone."""
     if value is None and "MASTER_PORT" not in os.environ:
         return _DEFAULT_PORT
     found = number("master_port_number", value, "MASTER_PORT")
@@ -50,11 +53,8 @@ def port(value: int | None, size: int) -> int:
 
 
 def is_alone() -> bool:
-    """Whether nobody says that there are other ranks.
-
-    Raises ``ValueError`` where a launcher that is not asked started several: each would train
-    alone.
-    """
+    """Whether no variable of torchrun's says that there are other ranks. Raises ``ValueError``
+    where mpirun or srun started several processes: each would train alone."""
     if {"RANK", "WORLD_SIZE"} & set(os.environ):
         return False
     if (count := several_processes()) is not None:
@@ -66,7 +66,7 @@ def is_alone() -> bool:
 
 
 def several_processes() -> str | None:
-    """What says that a launcher started several processes, if anything does."""
+    """The variable, as ``NAME=count``, that says that a launcher started several processes."""
     for variable in ("WORLD_SIZE", *_COUNTS_OF_OTHERS):
         count = os.environ.get(variable, "")
         if count.isdecimal() and int(count) > 1:
@@ -75,8 +75,8 @@ def several_processes() -> str | None:
 
 
 def take_device(device: torch.device) -> None:
-    """Under a launcher, make the CUDA device of this process' place on its host the current one,
-    unless the script chose one: all ranks of a host would share the first."""
+    """Make the CUDA device number ``LOCAL_RANK`` current, unless the script chose another than the
+    first: all ranks of a host would share that one."""
     place = os.environ.get("LOCAL_RANK", "")
     if device.type != "cuda" or not place.isdigit() or torch.cuda.current_device() != 0:
         return
@@ -84,13 +84,9 @@ def take_device(device: torch.device) -> None:
 
 
 def tune_process() -> None:
-    """Set what a running process can still set: threads, and :func:`tune_allocator`'s.
-
-    Raises ``ValueError`` for what cannot be read in the environment, before anybody waits.
-
-    torchrun sets ``OMP_NUM_THREADS=1`` for several ranks of a host when the user did not; then this
-    rank's share of the cores is used instead, with a warning.
-    """
+    """Set the number of threads and the allocator; ``ValueError`` for what cannot be read. torchrun
+    sets ``OMP_NUM_THREADS=1`` for several ranks of a host when the user did not; then this rank's
+    share of the cores is used instead, with a warning."""
     tune_allocator()
     one_host.is_wanted()
     local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
@@ -107,10 +103,7 @@ def tune_process() -> None:
 
 def tune_allocator() -> None:
     """Have buffers of 1 MiB and more mapped, so that freeing them returns memory (``mallopt``),
-    unless ``MALLOC_MMAP_THRESHOLD_`` says otherwise.
-
-    Raises ``ValueError`` where ``SAR_SOFT_LIMIT`` is set.
-    """
+    unless ``MALLOC_MMAP_THRESHOLD_`` says otherwise; ``ValueError`` for ``SAR_SOFT_LIMIT``."""
     text = os.environ.get(_SOFT_LIMIT)
     if text:
         raise ValueError(f"{_SOFT_LIMIT}: got {text!r}, but soft limits are {GONE}")
@@ -122,5 +115,5 @@ def tune_allocator() -> None:
 
 
 def set_soft_limit(size: int) -> None:
-    """Gone. Raises ``NotSupportedError``."""
+    """Gone: raises ``NotSupportedError``."""
     raise NotSupportedError(f"soft_limit: got {size}, but soft limits are {GONE}")

@@ -1,7 +1,6 @@
-"""What ranks leave for each other when one fails, and who is to blame when nobody left a word.
+"""What a failing rank leaves in the store for the others, and whom they name if it left nothing.
 
-Where ranks wait for each other in torch or in the system, :func:`guarded` gives up when a rank that
-they wait for has failed.
+:func:`guarded` bounds waits inside torch or the system: it gives up when a rank has failed.
 
 Note [Stuck threads]
 A thread that was given up holds things of torch that may abort the process while it is taken down,
@@ -45,17 +44,15 @@ _GONE = "died or left early: the process has ended without a word"
 
 @dataclass(eq=False)
 class FailureBoard:
-    """This rank's view of the store in which failing ranks leave a word.
+    """This rank's view of the store in which failing ranks leave their error.
 
-    Args:
+    Attributes:
         store: ``None`` where there is none.
         liveness: ``None`` where this rank could not listen: no rank is said to have ended then.
         keeper: the rank whose process the store is in; ``None``: a launcher's.
         names: of the ranks, where they are called something else than "rank 0".
-
-    Attributes:
         is_gone: the process that keeps the store has ended.
-        explained: what :meth:`explain` has said last.
+        explained: the last result of :meth:`explain`; whoever sees it set begins nothing more.
     """
 
     rank: int
@@ -74,13 +71,13 @@ class FailureBoard:
         return self.is_gone or (self._unanswered is not None and self._unanswered.is_alive())
 
     def leave(self, error: BaseException) -> None:
-        """Say that this rank leaves, and why, unless that only follows from another's error."""
+        """Record that this rank leaves, and why, unless another's error is the cause."""
         is_own = not isinstance(error, CommError)
         text = f"{self.called([self.rank])}: {type(error).__name__}: {error}"
         self.leave_word(text if is_own else None)
 
     def leave_word(self, text: str | None) -> None:
-        """The same in words; those of the first rank count."""
+        """Record that this rank leaves, with a text; the first rank's text is kept."""
 
         def tell(store: dist.Store) -> None:
             if text is not None:
@@ -93,8 +90,8 @@ class FailureBoard:
     def wait_for_others(
         self, ranks: Iterable[int] | None = None, seconds: float = _LEAVE_SECONDS
     ) -> None:
-        """Give them, or all, time to read, as this rank's end is the store's: return when they have
-        left after an error, or after seconds; not for who has ended."""
+        """Return when ``ranks``, or all, have left after an error, or after ``seconds``. The store
+        ends with this process, and they still have to read it. Who has ended is not waited for."""
         end = time.monotonic() + seconds
         readers = set(range(self.size) if ranks is None else ranks)
         if self.liveness is not None:
@@ -103,7 +100,6 @@ class FailureBoard:
             time.sleep(_PAUSE)
 
     def some_left(self) -> bool:
-        """Whether a rank has left after an error."""
         return bool(self._ask(lambda store: store.check([_SOME_LEFT])))
 
     def first_error(self) -> str | None:
@@ -121,7 +117,7 @@ class FailureBoard:
         return [] if there is None else [rank for rank in everyone if rank not in there]
 
     def collect_reports(self, rank: int, size: int, report: str) -> dict[int, str]:
-        """Leave a report at the end; on rank 0, those of the ranks that came within a second."""
+        """Leave a report at the end; rank 0 gets those that come within a second."""
 
         def ask(store: dist.Store) -> dict[int, str]:
             number = store.add(_REPORTS.format(rank), 1)  # a store may outlive several groups
@@ -164,12 +160,12 @@ class FailureBoard:
         return f"a collective failed: {who} ({error}){self._where()}"
 
     def _stand(self) -> None:
-        """Tell the others where this rank stands, as it waits in vain."""
+        """Tell the others in which line this rank waits in vain."""
         line = user_line()
         self._ask(lambda store: store.set(_STUCK.format(self.rank), line))
 
     def _where(self) -> str:
-        """What to say of where this rank stands, and those that have told."""
+        """The lines in which this rank stands, and the others that have told theirs."""
 
         def read(store: dist.Store) -> dict[int, str]:
             known = _known(store, _STUCK, list(range(self.size)))
@@ -178,8 +174,7 @@ class FailureBoard:
         return where_ranks_stand({self.rank: user_line(), **(self._ask(read) or {})})
 
     def ended(self, ranks: Sequence[int] = ()) -> str | None:
-        """The ranks, of all or some, whose processes are gone and who said nothing; also told to
-        the others."""
+        """Name the ranks whose processes ended without a word; also told to the others."""
         if self.liveness is None:
             return None
         everyone = ranks or range(self.size)
@@ -195,19 +190,18 @@ class FailureBoard:
         return text
 
     def hopeless(self) -> str | None:
-        """Why it is in vain to wait for ranks that have not met: one has failed or ended, or the
-        store has gone, over which they meet."""
+        """Why waiting for all to meet is in vain: a rank has failed or ended, or the store has."""
         return self.first_error() or self.ended() or self.gone()
 
     def gone(self) -> str | None:
-        """Who kept the store, where it has gone."""
+        """A text that names the keeper of the store if it has ended."""
         if not self.is_gone:
             return None
         keeper = "the launcher" if self.keeper is None else self.called([self.keeper])
         return f"{keeper}, which keeps the ranks' store, has ended"
 
     def silent(self) -> str | None:
-        """The ranks that do not say within seconds that they, too, wait for somebody."""
+        """Name the ranks that do not say within seconds that they, too, wait for somebody."""
         self._stand()
         end = time.monotonic() + _CALL_SECONDS
         while (waiting := self.missing(_STUCK)) and time.monotonic() < end:
@@ -220,15 +214,12 @@ class FailureBoard:
         return f"{self.called(waiting)} did not answer within the timeout" if waiting else None
 
     def called(self, ranks: list[int]) -> str:
-        """ "rank 1", "ranks 1, 2" or their names, the first of them."""
         return rank_names(ranks, self.names)
 
     def _ask(self, question: Callable[[dist.Store], _T]) -> _T | None:
-        """Ask the store, for a bounded time: the host that keeps it may be gone without a word.
-
-        Or it is busy: nothing is asked while a question waits for its answer, and all is again
-        when that has come.
-        """
+        """Ask the store, for a bounded time: the host that keeps it may be gone without a word. Or
+        it is busy: while one question waits for its answer nothing else is asked. ``None`` without
+        an answer."""
         answers: list[_T] = []
         store = self.store
         if store is None or self.is_lost:
@@ -251,20 +242,16 @@ class FailureBoard:
 
 
 def _known(store: Any, key: str, ranks: list[int]) -> set[int]:
-    """The ranks whose key has been set."""
     return {rank for rank in ranks if store.check([key.format(rank)])}
 
 
 def guarded(make: Callable[[], _T], board: FailureBoard, device: torch.device, limit: float) -> _T:
-    """Return what ``make`` returns, raise what it raises; ``TimeoutError`` if it does neither in
-    time, or a rank has failed meanwhile.
+    """Return or raise what ``make`` does; ``TimeoutError`` if it does neither in ``limit`` seconds,
+    or a rank has failed meanwhile.
 
-    A thread does it: what torch waits for has limits of its own, one behind the other, and a
-    network or a rank that goes away before it has connected is not noticed.
-
-    Args:
-        device: of this rank; a thread has a current CUDA device of its own.
-        limit: seconds.
+    A thread runs it: what torch waits for has limits of its own, one behind the other, and a
+    network or a rank that goes away before it has connected is not noticed. ``device`` is this
+    rank's: a thread has a current CUDA device of its own.
     """
     outcome: Future[_T] = Future()
     index = torch.cuda.current_device() if device.type == "cuda" else None
@@ -288,7 +275,7 @@ def guarded(make: Callable[[], _T], board: FailureBoard, device: torch.device, l
 
 
 def _watch(thread: threading.Thread, board: FailureBoard, limit: float) -> None:
-    """Return when it has ended, or the time is over, or a rank that it needs has ended."""
+    """Return when the thread or the time has ended, or a rank that it needs has."""
     end = time.monotonic() + limit
     while thread.is_alive() and (left := end - time.monotonic()) > 0:
         thread.join(min(left, _LOOK_SECONDS))

@@ -37,7 +37,7 @@ class Transport(Protocol):
 
 
 class Done:
-    """The :class:`Work` of an exchange that ended before it was returned."""
+    """The :class:`Work` of an exchange that is over."""
 
     def wait(self) -> None:
         return None
@@ -89,18 +89,13 @@ class Group:
         self.final_check: FinalCheck | None = None
 
     def beside(self) -> Group:
-        """A group of the same ranks whose exchanges never meet this one's; collective.
-
-        Another thread may use it. It ends with this one, or with its ``close``.
-        """
+        """A group of the same ranks whose exchanges never meet this one's, for another thread;
+        collective. It ends with this one, or with its ``close``."""
         return self.part(range(self.size))
 
     def part(self, members: Sequence[int]) -> Group:
-        """A group of some of the ranks, this one among them, in ascending order; collective for
-        them alone.
-
-        Its ranks count from 0. It ends with this one, or with its ``close``.
-        """
+        """A group of some of the ranks (ascending, this one among them), which count from 0.
+        Collective for them alone. It ends with this one, or with its ``close``."""
         raise NotImplementedError
 
     def title(self, rank: int) -> str:
@@ -108,7 +103,7 @@ class Group:
         return self.names[rank] if self.names else f"rank {rank}"
 
     def close(self) -> None:
-        """End what this group holds open; nothing for most."""
+        """End what this group holds open; nothing by default."""
         return None
 
     # How bytes move where there are several ranks; tensors are contiguous and on `device`.
@@ -142,14 +137,9 @@ class Group:
         return tensor
 
     def sum_if_all(self, tensor: Tensor, ready: bool) -> bool:
-        """Sum ``tensor`` over all ranks in place if all are ready; often without asking before.
-
-        Args:
-            tensor: of one size and dtype on all ranks, whatever it holds where a rank is not ready.
-
-        Returns:
-            Whether all were; else the tensor is left as it was.
-        """
+        """Sum ``tensor`` over all ranks in place if all are ready, often in one collective. Its
+        size and dtype are the same on all ranks, ready or not. Returns whether all were ready; else
+        the tensor is left as it was."""
         self._count("sum_if_all", tensor)
         if self.size == 1 or not tensor.numel():
             return ready and self.size == 1
@@ -163,7 +153,7 @@ class Group:
         return bool(flag.item())
 
     def prepare_sums(self) -> None:
-        """Make ready for :meth:`begin_sum`; collective, for the first time at least."""
+        """Make ready for :meth:`begin_sum`; collective, at least the first time."""
         return None
 
     def begin_sum(self, tensor: Tensor) -> Work:
@@ -179,7 +169,7 @@ class Group:
         return _Metered(self.meter, work, self.meter.flight(work, "gradients"))
 
     def _begin_sum(self, tensor: Tensor) -> Work:
-        """Transports that cannot sum beside the stream of rows do it when it is waited for."""
+        """Sum at ``wait``, for transports that cannot sum beside the stream of rows."""
         return _Later(partial(self._staged, tensor, partial(self._all_reduce, op="sum")))
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
@@ -259,10 +249,8 @@ class Group:
 
     @contextmanager
     def agreed(self, what: str = "", alike: object = None) -> Iterator[None]:
-        """Raise what is raised inside the block on every rank, at its end; collective.
-
-        Arguments are those of :meth:`agree`; ``alike`` may be filled in inside.
-        """
+        """Raise what is raised inside the block on every rank, at its end; collective. Arguments
+        are those of :meth:`agree`; ``alike`` may be filled in inside."""
         error: Exception | None = None
         try:
             yield
@@ -271,7 +259,7 @@ class Group:
         self.agree(error, what, alike)
 
     def _apart(self, calls: str) -> CommError:
-        """What to raise on every rank where ranks turn out to call different things; collective."""
+        """The error of ranks that call different things, with each rank's line; collective."""
         line = user_line().encode()[:_LINE_BYTES].ljust(_LINE_BYTES, b"\0")
         mine = torch.tensor(list(line), dtype=torch.uint8, device=self.device)
         found = [bytes(one.tolist()).rstrip(b"\0") for one in self._all_gather(mine)]
@@ -290,7 +278,7 @@ class Group:
             return self._staged(tensor, run)
 
     def _staged(self, tensor: Tensor, run: Callable[[Tensor], Any]) -> Any:
-        """Run on ``tensor`` where it can be sent from, and write what that leaves back into it."""
+        """Run on ``tensor``, or on a copy on the group's device that is written back."""
         staged = tensor.detach().to(self.device).contiguous()
         result = run(staged)
         if staged.data_ptr() != tensor.data_ptr():
@@ -299,7 +287,7 @@ class Group:
 
 
 class _Metered:
-    """Something in flight whose waiting is accounted for."""
+    """Work in flight whose waits the meter counts."""
 
     __slots__ = ("meter", "span", "work")
 
@@ -318,7 +306,7 @@ class _Metered:
 
 
 class _Later:
-    """What is done when it is waited for: a sum, or a copy of rows that have landed."""
+    """Work that is done when it is waited for: a sum, or a copy of rows that have landed."""
 
     def __init__(self, *steps: Callable[[], Any]) -> None:
         self._steps = steps
@@ -329,7 +317,7 @@ class _Later:
 
 
 class _Idle(NamedTuple):
-    """A buffer that was given back; what torch says of a storage takes microseconds each time."""
+    """An idle buffer; its size is kept because asking torch for it takes microseconds each time."""
 
     nbytes: int
     device: torch.device
@@ -337,10 +325,8 @@ class _Idle(NamedTuple):
 
 
 class BufferPool:
-    """Keeps the few largest buffers that were given back and hands them out again.
-
-    Fresh ones for each round cost page faults and fragment the heap.
-    """
+    """Keeps the few largest buffers that were given back and hands them out again. Fresh ones for
+    each round cost page faults and fragment the heap."""
 
     LIMIT = 4  # two rounds in flight, each a send and a receive buffer
     WASTE = 8  # times what is asked for, a buffer is too good for it
@@ -351,12 +337,9 @@ class BufferPool:
     def take(
         self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, most: int = 0
     ) -> Tensor:
-        """An uninitialised contiguous tensor; return it with :meth:`give` when done.
-
-        Args:
-            most: rows that will be asked for later; a new buffer has room for them on the CPU,
-                where memory takes none before it is written.
-        """
+        """An uninitialised contiguous tensor; return it with :meth:`give` when done. ``most``: rows
+        that will be asked for later. A new buffer has room for them on the CPU, where memory takes
+        none before it is written."""
         nbytes = math.prod(shape) * dtype.itemsize
         best, least, is_small = -1, self.WASTE * nbytes + 1, False
         for index, idle in enumerate(self._free):
@@ -372,22 +355,20 @@ class BufferPool:
         return torch.empty(0, dtype=dtype, device=device).set_(storage, 0, shape)  # type: ignore[call-overload]
 
     def give(self, buffer: Tensor) -> None:
-        """Take a buffer back. The caller holds no view of it any more."""
+        """Take a buffer back; the caller must hold no view of it any more."""
         storage = buffer.untyped_storage()
         self._free.append(_Idle(storage.nbytes(), buffer.device, storage))
         if len(self._free) > self.LIMIT:
             self.shrink(self.LIMIT)
 
     def shrink(self, number: int) -> None:
-        """Let all idle buffers go but the largest ``number``."""
+        """Free all idle buffers but the largest ``number``."""
         while len(self._free) > number:
             del self._free[min(range(len(self._free)), key=lambda i: self._free[i].nbytes)]
 
     def clear(self) -> None:
-        """Let all idle buffers go."""
         self._free.clear()
 
     @property
     def idle_bytes(self) -> int:
-        """Bytes held for reuse."""
         return sum(idle.nbytes for idle in self._free)

@@ -49,10 +49,8 @@ def _libc() -> Any:
 
 
 def read_memory(pid: int, address: int, into: int, nbytes: int) -> None:
-    """Copy bytes of another process of this host to the address ``into`` of this one.
-
-    Raises ``OSError``: it has ended, or the system does not permit it.
-    """
+    """Copy bytes of process ``pid`` of this host to the address ``into`` of this one. Raises
+    ``OSError``: it has ended, or the system does not permit it."""
     while nbytes:
         mine, theirs = _Span(into, nbytes), _Span(address, nbytes)
         done = _libc().process_vm_readv(pid, ctypes.byref(mine), 1, ctypes.byref(theirs), 1, 0)
@@ -66,9 +64,9 @@ class Flight:
     """An exchange in flight.
 
     Attributes:
-        coming: where the rows of each peer go that have not come, address and bytes.
+        coming: address and bytes, by peer, where rows that have not come will go.
         unread: peers that have yet to read what is sent.
-        buffers: kept until then, whatever becomes of the caller.
+        buffers: what was sent and received, kept until then, whatever becomes of the caller.
     """
 
     def __init__(
@@ -78,8 +76,7 @@ class Flight:
         self.coming, self.unread = coming, set[int]()
 
     def wait(self) -> None:
-        """Serve all exchanges in flight until all rows of this one have come and what was sent is
-        free."""
+        """Serve all exchanges until this one's rows have come and its buffers are free."""
         memory = self._memory
         end = time.monotonic() + memory.timeout
         try:
@@ -96,15 +93,14 @@ class Flight:
 class HostMemory:
     """A rank's end of the exchange with all others; see :func:`sar.comm.one_host.connect`.
 
-    Args:
-        peers: a connected socket of messages for each other rank, and its process.
-        timeout: seconds to wait for a peer.
+    ``peers`` has a connected socket of messages and the process id of each other rank; ``timeout``
+    is in seconds.
 
     Attributes:
         gone: peers that have left.
         on_failure: is told of an error before it is raised, and may raise another one.
-        board, refuse: of the group. What is called, to raise, when an exchange begins after the end
-            of the group, or after a failure that the board has explained.
+        board, refuse: the group's failure board, and what is called, to raise, when an exchange
+            begins after the end of the group or after a failure that the board has explained.
     """
 
     def __init__(
@@ -168,7 +164,7 @@ class HostMemory:
         return flight
 
     def hang_up(self) -> None:
-        """Peers that still wait for this rank raise; what they may be reading stays."""
+        """Close all sockets: peers that wait for this rank raise; what they may read stays."""
         for one in self._sockets.values():
             if os.getpid() == self._process:  # a forked child holds copies, and may end
                 with suppress(OSError):  # the peer was faster
@@ -177,7 +173,7 @@ class HostMemory:
         self.gone.update(self._sockets)
 
     def close(self) -> None:
-        """Leave, then let all buffers go: who could answer has read what was there."""
+        """Hang up and free all buffers: whoever could answer has read what was there."""
         self._is_closed = True
         self.hang_up()
         self._flights.clear()
@@ -198,7 +194,7 @@ class HostMemory:
             raise TimeoutError(f"rank {peer} takes no messages") from error
 
     def serve(self, end: float) -> None:
-        """Take a message of every peer that sent one; wait for the first."""
+        """Take a message of every peer that sent one; wait for the first until ``end``."""
         ready = self._poll.poll(min(max(0.0, end - time.monotonic()) * 1000, _LONGEST_POLL))
         if not ready and time.monotonic() >= end:
             raise TimeoutError(f"no answer for {self.timeout:g} seconds")
@@ -248,7 +244,7 @@ class HostMemory:
 
 
 def _parts(buffer: Tensor, counts: Sequence[int]) -> dict[int, _Part]:
-    """Where the rows of each rank lie that has some."""
+    """Address and bytes of each rank's rows in ``buffer``, of the ranks that have some."""
     if not buffer.is_contiguous() or buffer.device.type != "cpu" or sum(counts) != len(buffer):
         raise ValueError(
             f"buffer: got {tuple(buffer.shape)} with strides {buffer.stride()} on {buffer.device} "

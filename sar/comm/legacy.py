@@ -21,7 +21,7 @@ _NAMES = {dist.ReduceOp.SUM: "sum", dist.ReduceOp.MAX: "max", dist.ReduceOp.MIN:
 
 
 def with_old_names(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """``function``, which is also called with ``_rank``, ``_world_size`` and ``_comm_device``."""
+    """``function``, which also takes ``_rank``, ``_world_size`` and ``_comm_device``."""
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> _R:
@@ -110,11 +110,9 @@ def _check_lists(recv: list[Tensor], send: list[Tensor], size: int) -> None:
 
 
 def _slices(recv: list[Tensor], send: list[Tensor]) -> list[tuple[list[Tensor], list[Tensor]]]:
-    """Cut both lists along rows into ceil(elements / ``Config.max_collective_size``) pieces.
-
-    A piece has up to ceil(rows / pieces) rows of each tensor: more than the limit where the rows
-    cannot be cut evenly, such as those of many tensors of one row.
-    """
+    """Cut both lists along rows into ceil(elements / ``Config.max_collective_size``) pieces. A
+    piece has up to ceil(rows / pieces) rows of each tensor: more than the limit where the rows
+    cannot be cut evenly, such as those of many tensors of one row."""
     if Config.max_collective_size <= 0:
         return [(recv, send)]
     elements = sum(part.numel() for part in recv) + sum(part.numel() for part in send)

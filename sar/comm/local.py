@@ -29,7 +29,7 @@ class LocalGroup(Group):
 
 
 class _State(threading.local):
-    """The group in use: one for the process, unless a thread has entered :func:`use_group`."""
+    """A thread's own group, if it has entered :func:`use_group`; else the process' counts."""
 
     thread_group: Group | None = None
 
@@ -48,7 +48,7 @@ def current_group() -> Group:
 
 
 def has_group() -> bool:
-    """Whether somebody has said which group is current; else this process counts as alone."""
+    """Whether a group has been set; else this process counts as alone."""
     return _thread.thread_group is not None or "group" in _process
 
 
@@ -83,10 +83,10 @@ class _Run:
     """What all threads of a run share.
 
     Attributes:
-        changed: guards all of this, and tells when some of it changes.
-        threads: by rank. ended: the ranks that have returned or failed.
+        changed: guards all of this; notified when it changes.
+        threads, ended: threads by rank, and the ranks that have returned or failed.
         first_error: in words, of the rank that failed first.
-        rooms: of parts of the ranks, by where they were made, their members and number.
+        rooms: of parts of the ranks, by parent room, members and number of the part.
     """
 
     def __init__(self, timeout: float) -> None:
@@ -105,13 +105,12 @@ class _Run:
             self.changed.notify_all()
 
     def where(self) -> str:
-        """What to say of where the threads stand that still run."""
         ranks = set(range(len(self.threads))) - self.ended
         return where_ranks_stand({rank: user_line(self.threads[rank]) for rank in ranks})
 
 
 class _Room:
-    """Where ``members`` of a run wait for each other, with a slot for what each of them offers."""
+    """A barrier of ``members`` of a run, with a slot for what each of them offers."""
 
     def __init__(self, run: _Run, members: Sequence[int]) -> None:
         self.run, self.members = run, list(members)
@@ -135,7 +134,7 @@ class _Room:
                 raise CommError(f"rank {rank}: {why}")
 
     def _lost(self) -> str:
-        """Why no others will come, if so."""
+        """Why a member will not come, "" as far as nothing is known."""
         if self.run.first_error:
             return f"stopped because another rank failed first: {self.run.first_error}"
         gone = sorted(self.run.ended.intersection(self.members))
@@ -228,7 +227,7 @@ class ThreadGroup(Group):
         tensor.copy_(self._copies("broadcast", tensor)[src])
 
     def _copies(self, call: str, tensor: Tensor) -> list[Tensor]:
-        """Everybody's tensor; ``call`` is named as processes name it."""
+        """Copies of everybody's tensor; ``call`` is named as in :mod:`sar.comm.direct`."""
         call = f"{call} of {tensor.numel()} {tensor.dtype}"
         return self._meet(call, tensor, lambda parts: [part.clone() for part in parts])
 

@@ -1,4 +1,4 @@
-"""Where the time of a rank goes: what each layer computes, waits for and moves; spans for a trace.
+"""Where a rank's time goes: what each layer computes, waits for and moves; spans for a trace.
 
 Every group has a :class:`Meter`. It always sums up by layer and pass, which costs a few clock
 readings an exchange; spans are kept only between :meth:`Meter.record` and :meth:`Meter.stop`.
@@ -39,14 +39,12 @@ class Work(Protocol):
 
 @dataclass
 class Stretch:
-    """What one pass of one layer took so far.
+    """Sums over one pass of one layer.
 
     Attributes:
-        seconds: of wall, or of the device's stream, waiting included; the time of a layer inside
-            another counts for itself.
+        seconds: wall, or of the device's stream, waits included, inner layers excluded.
         wait_seconds: blocked on other ranks.
-        sent_bytes, received_bytes: of rows, as the group counts them.
-        exchanges: of rows, begun.
+        sent_bytes, received_bytes: of rows, as :class:`Counters` counts them.
     """
 
     seconds: float = 0.0
@@ -57,18 +55,18 @@ class Stretch:
 
 
 class Clock(Protocol):
-    """Time as a device passes it, which works behind this thread's back."""
+    """The clock of a device that computes asynchronously."""
 
     def mark(self, taken: Stretch) -> None:
-        """What it does up to here, from the last mark on, is ``taken``'s."""
+        """Count what the device does since the last mark as ``taken``'s."""
 
     def settle(self) -> None:
-        """Add to the seconds of all that was marked."""
+        """Wait for the marks, and add the seconds between them."""
 
 
 @dataclass
 class Told:
-    """What a rank says of its work while somebody asks, see :attr:`Meter.told`.
+    """What layers say of their work while :attr:`Meter.told` is set.
 
     Attributes:
         ways: (layer, what computes it, why nothing faster does) for each decision, in order.
@@ -83,7 +81,7 @@ class Told:
 
 @dataclass
 class Span:
-    """Something that took time, ``begin`` to ``end`` on the clock of :func:`time.perf_counter`.
+    """A named time from ``begin`` to ``end`` on the clock of :func:`time.perf_counter`.
 
     Attributes:
         lane: 0 for what the rank does, from 1 for what its wire does; spans of one lane nest.
@@ -106,7 +104,7 @@ class Meter:
         stretches: by (layer, pass).
         spans: since :meth:`record`; ``None`` when nothing is recorded.
         since, here: when the present stretch began, and what it is added to.
-        told: whoever decides how something is computed says so here, in forward, if it is there.
+        told: where layers say in forward how they compute; ``None``: nobody asks.
     """
 
     stretches: dict[tuple[str, str], Stretch] = field(default_factory=dict)
@@ -121,7 +119,7 @@ class Meter:
         self.here = self.stretches.setdefault(OTHER, Stretch())
 
     def switch(self, layer: str, work: str) -> tuple[str, str]:
-        """From now on everything belongs to this layer and pass; returns what it did before."""
+        """Count what follows for this layer and pass; returns those before."""
         now, before = time.perf_counter(), self._key
         if self._clock is None:
             self.here.seconds += now - self.since
@@ -137,14 +135,13 @@ class Meter:
         return before
 
     def use(self, clock: Clock | None) -> None:
-        """Seconds are ``clock``'s from now on, those of this thread where it is ``None``; waits
-        and spans always are this thread's."""
+        """Take seconds from ``clock``, or from this thread's as waits and spans always are."""
         self.switch(*self._key)
         self.settle()
         self._clock = clock
 
     def settle(self) -> None:
-        """Wait for a clock that runs behind: seconds are complete up to the last switch."""
+        """Wait for a device's clock: seconds are complete up to the last switch."""
         if self._clock is not None:
             self._clock.settle()
 
@@ -154,7 +151,7 @@ class Meter:
             self.told.ways.append((self._key[0], what, reason))
 
     def count_rows(self, sent: int, received: int) -> None:
-        """Say how many rows are on their way, whatever they are coded as."""
+        """Count rows on their way, whatever they are coded as, while :attr:`told` is set."""
         if self.told is not None:
             before = self.told.rows.get(self._key, (0, 0))
             self.told.rows[self._key] = before[0] + sent, before[1] + received
@@ -169,7 +166,6 @@ class Meter:
             self.waited(name, begin)
 
     def record(self) -> None:
-        """Start to keep spans."""
         self.switch(*self._key)
         self.spans, self._lanes = [], []
 
@@ -182,8 +178,7 @@ class Meter:
         return spans
 
     def flight(self, work: Work, what: str, sent: int = 0, received: int = 0) -> Span | None:
-        """The span of what was just begun, where spans are kept; the transport ends it if it can
-        tell, else the wait does."""
+        """The span of work just begun, if kept; ended by the transport, or by the wait."""
         if self.spans is None:
             return None
         now = time.perf_counter()

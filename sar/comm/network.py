@@ -29,12 +29,10 @@ def choose_interface(master: str) -> list[str]:
 
     The one that ``SAR_SOCKET_NAME`` names, for all backends. Without it, for gloo, the loopback
     interface where all ranks are on this host, else the one that faces ``master``: gloo by itself
-    takes the address of the host's own name, which is loopback on some systems, where no other
-    host reaches it, and on others an address that every host reaches.
+    takes the address of the host's own name, which is loopback on some systems, where no other host
+    reaches it, and on others an address that every host reaches.
 
-    Returns the names of the environment's variables that were set for that.
-
-    Raises ``ValueError`` when there is no interface of that name.
+    Returns the environment variables that were set; ``ValueError`` when there is no such interface.
     """
     name, known = os.environ.get("SAR_SOCKET_NAME"), socket.if_nameindex()
     if name is not None:
@@ -73,7 +71,6 @@ def address_towards(host: str) -> str:
 
 
 def interface_of(address: str) -> str | None:
-    """The interface that has an IPv4 address, or ``None``."""
     names = (name for _, name in socket.if_nameindex())
     return next((name for name in names if address_of(name) == address), None)
 
@@ -125,7 +122,7 @@ def byte_seconds() -> float:
 
 
 def _send(rows: Tensor, into: Tensor) -> None:
-    """Send ``rows`` to this process: what the system spends on both ends."""
+    """Send ``rows`` to this process: the system's work of both ends."""
     sent, left = (one.numpy().data.cast("B") for one in (rows, into))
     with socket.create_server(("127.0.0.1", 0)) as server:
         with socket.create_connection(server.getsockname()) as out, server.accept()[0] as peer:
@@ -137,11 +134,8 @@ def _send(rows: Tensor, into: Tensor) -> None:
 
 
 def message_seconds() -> float:
-    """Processor seconds that an exchange over gloo costs a rank for each other rank, whether rows
-    go there or not.
-
-    Ranks are threads of this process, each with a process group of its own.
-    """
+    """Processor seconds that an exchange over gloo costs a rank per other rank, rows or none. Ranks
+    are threads of this process, each with a process group of its own."""
     store, together, spent = dist.HashStore(), Barrier(_RANKS, timeout=60), []
 
     def body(rank: int) -> None:

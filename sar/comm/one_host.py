@@ -46,9 +46,7 @@ def connect(
     namespaces of processes and of the network, so that containers, and hosts that are tried as
     network namespaces, keep to their network.
 
-    Args:
-        timeout: seconds to wait for a peer, later.
-        is_able: whether this rank's tensors lie in the processor's memory.
+    ``timeout``: seconds that exchanges wait for a peer. ``is_able``: tensors lie on the CPU.
     """
     with ExitStack() as opened:
         word, probe = secrets.randbits(63), torch.tensor([secrets.randbits(63)])
@@ -86,7 +84,7 @@ def _is_possible() -> bool:
 def _listen(
     opened: ExitStack, word: int, size: int, timeout: float
 ) -> tuple[socket.socket | None, int]:
-    """Where others call, and the host's number; an error here must not leave them waiting."""
+    """A socket for others to call, and the host's number; never raises: others wait for both."""
     try:
         listener = opened.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
         listener.settimeout(timeout)
@@ -99,7 +97,7 @@ def _listen(
 
 
 def _permit_reading() -> None:
-    """Where else only a parent may read this process."""
+    """Let any process of this user read this one, where Yama lets only a parent."""
     if _YAMA.is_file() and _YAMA.read_text(encoding="ascii").strip() == "1":
         ctypes.CDLL(None).prctl(_SET_PTRACER, ctypes.c_long(_ANY), 0, 0, 0)
 
@@ -113,7 +111,7 @@ def _host() -> int:
 
 
 def _address(word: int) -> bytes:
-    """Of no file: it ends with the socket."""
+    """An abstract Unix address: no file, it ends with the socket."""
     return b"\0sar-%016x" % word
 
 
@@ -124,7 +122,7 @@ def _meet(
     words: list[int],
     opened: ExitStack,
 ) -> None:
-    """Call those before this rank, answer those after it."""
+    """Call the ranks before this one, answer those after it."""
     for peer in range(rank):
         one = opened.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
         one.settimeout(listener.gettimeout())
@@ -142,7 +140,7 @@ def _meet(
 
 
 def _make_ready(one: socket.socket, timeout: float) -> None:
-    """Blocking, but not for ever: a full queue means that the peer is stuck."""
+    """Let the socket block, but not for ever: a full queue means that the peer is stuck."""
     one.settimeout(None)
     seconds = struct.pack("ll", max(1, int(timeout)), 0)
     one.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, seconds)

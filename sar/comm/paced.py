@@ -31,7 +31,6 @@ class Message:
 
     Attributes:
         recv, send: the rows; empty where there is nobody.
-        source, target: ranks.
         is_back: goes from higher to lower ranks, while another one goes up.
     """
 
@@ -66,11 +65,8 @@ def steps_of(
 
 
 class Paced:
-    """Goes through the steps of exchanges in the order they came, in a thread of its own.
-
-    Args:
-        begin: begins a message and returns its :class:`sar.comm.group.Work`.
-    """
+    """Runs the steps of exchanges in the order they came, in a thread of its own. ``begin`` starts
+    a message and returns its :class:`sar.comm.group.Work`."""
 
     def __init__(self, rank: int, begin: Callable[[Message], Any]) -> None:
         self._rank, self._begin = rank, begin
@@ -96,7 +92,7 @@ class Paced:
         return flight
 
     def close(self, seconds: float) -> Thread | None:
-        """Begin no step any more; the thread, if that under way does not end within ``seconds``."""
+        """Begin no step any more; the thread, if its step does not end within ``seconds``."""
         self._is_closed = True
         self._waiting.put(None)
         if self._thread is not None:
@@ -108,7 +104,7 @@ class Paced:
             pass
 
     def _go_through(self, flight: Flight | None) -> bool:
-        """All steps of an exchange, whose memory may be free while this waits for the next."""
+        """Run one exchange; its memory is free while :meth:`_work` waits for the next."""
         if flight is None:
             return False
         try:

@@ -109,13 +109,13 @@ class ProcessGroup(Group):
         return made
 
     def _guarded(self, make: Callable[[], _T]) -> _T:
-        """What connects ranks: until it has, no connection breaks when one of them ends."""
+        """Run what connects ranks: until it has, no connection breaks when one of them ends."""
         seconds = self._timeout.total_seconds()
         return self._call(guarded, make, self.board, self.device, seconds)  # type: ignore[no-any-return]
 
     def _check_open(self) -> None:
-        """Begin nothing after the end, nor after a failure: who is gone for one of this process'
-        groups is gone for all, and each would wait as long again."""
+        """Raise ``CommError`` after the end, or after a failure: who is gone for one of this
+        process' groups is gone for all, and each would wait as long again."""
         if self._is_closed:
             raise CommError(
                 f"rank {self.rank}: the group was shut down; make graphs anew after "
@@ -146,7 +146,7 @@ class ProcessGroup(Group):
         return parts
 
     def _labelled(self, collective: Callable[..., Any], *args: Any) -> Any:
-        """Run one whose parts say what their sender calls."""
+        """Run a labelled collective of :mod:`sar.comm.direct`."""
         try:
             return collective(self._swap, *args)
         except direct.Apart as error:
@@ -210,16 +210,14 @@ class ProcessGroup(Group):
         return self._started(dist.all_reduce, tensor, op=_OPS["sum"], group=self._sums)
 
     def _started(self, collective: Callable[..., Any], *args: Any, **options: Any) -> _TorchWork:
-        """A collective of torch's, begun."""
         work = self._call(collective, *args, async_op=True, **options)
         return _TorchWork(work, self._call, self._check_others if self._is_gloo else None)
 
     def _run(self, collective: Callable[..., Any], *args: Any, **options: Any) -> None:
-        """The same, and its end."""
         self._started(collective, *args, **options).wait()
 
     def _call(self, collective: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Run a collective; a transport's failure becomes a :class:`CommError` with its cause."""
+        """Call torch; a transport's failure becomes a :class:`CommError` with its cause."""
         if self.board.explained is not None:
             raise CommError(self.board.explained)
         try:
@@ -264,7 +262,7 @@ class ProcessGroup(Group):
             self._end()
 
     def _end(self) -> None:
-        """End what all groups that came of this one have used."""
+        """End what the first group, and all that came of it, have used."""
         if self.board.liveness is not None:
             self.board.liveness.close()
         for groups in self._spare.values():
@@ -273,11 +271,9 @@ class ProcessGroup(Group):
                     dist.destroy_process_group(groups.pop())
 
     def leave(self, error: BaseException) -> None:
-        """Begin no more, as this process ends, and leave ``error`` for the other ranks to name.
-
+        """Leave ``error`` for the other ranks to name, and begin no more, as this process ends.
         Large messages get some seconds to end. Of one that is cut off gloo may not tell the other
-        rank: a write that fails in gloo's own thread is lost.
-        """
+        rank: a write that fails in gloo's own thread is lost."""
         self.board.leave(error)
         if self._host is not None:
             self._host.hang_up()
@@ -302,19 +298,16 @@ class ProcessGroup(Group):
             threading.Thread(target=end, daemon=True).start()
 
     def _check_others(self) -> None:
-        """Raise if another rank has left after an error; where the store that tells of it does not
-        answer, if one that this group needs has ended."""
+        """Raise ``CommError`` if another rank has left after an error, or, where the store that
+        tells of it does not answer, if one that this group needs has ended."""
         if self.board.some_left() or (self.board.is_lost and self.board.ended(self._members)):
             raise CommError(self.board.explain("it left"))
 
 
 class _TorchWork:
-    """A collective of torch's in flight, whose failure is explained.
-
-    Args:
-        check: called every second while it is waited for, where torch's wait can be interrupted.
-            gloo does not always tell that a message was cut off, or not before its timeout.
-    """
+    """A collective of torch's in flight, whose failure is explained. ``check`` is called every
+    second while it is waited for, where torch's wait can be interrupted: gloo does not always tell
+    that a message was cut off, or not before its timeout."""
 
     def __init__(
         self, work: Any, call: Callable[..., Any], check: Callable[[], None] | None

@@ -1,4 +1,4 @@
-"""How ranks find each other: the store, the process groups, and one limit of time for all of it."""
+"""How ranks find each other: the store, the process groups, and one time limit for all of it."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def tell_failure(store: dist.Store, text: str, readers: range, will_come: bool =
 
 
 def _for_board(store: dist.Store) -> dist.PrefixStore:
-    """Where ranks leave a word, of this try of the launcher's."""
+    """The part of the store for this attempt of the launcher."""
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     return dist.PrefixStore(f"sar/attempt_{attempt}", store)
 
@@ -87,13 +87,8 @@ def agent_keeps_store() -> bool:
 
 @dataclass(eq=False)
 class Rendezvous:
-    """Joins one rank to the others.
-
-    Args:
-        address, port: of the store.
-        limit: of all that it takes.
-        names: of the ranks; all who join give the same.
-    """
+    """Joins one rank to the others. ``address`` and ``port`` are the store's, ``limit`` bounds all
+    phases together, ``names`` of the ranks are the same for all who join."""
 
     rank: int
     size: int
@@ -190,10 +185,8 @@ class Rendezvous:
         return None
 
     def _wait_for_all(self, store: dist.Store) -> None:
-        """Arrive, and wait until all have.
-
-        Raises ``CommError`` when one that was there is gone, or they do not agree on how many.
-        """
+        """Arrive, and wait until all have. Raises ``CommError`` when one has gone, or they do not
+        agree on how many there are."""
         kinds = Counter(name.partition(" ")[0] for name in self._board.names)
         own = " and ".join(f"{count} {kind}s" for kind, count in kinds.items())
         own = own or f"{self.size} ranks"
@@ -222,19 +215,19 @@ class Rendezvous:
         store.set(_JOINS.format(self.rank), "")
 
     def _address(self) -> list[int]:
-        """Where others ask whether this process lives; zeros where they cannot."""
+        """The address where others ask whether this process lives; zeros where they cannot."""
         liveness = self._board.liveness
         return [0] * ADDRESS_LENGTH if liveness is None else liveness.address()
 
     def _learn(self, store: Any, ranks: Iterable[int]) -> None:
-        """Learn the addresses of ranks from the store."""
+        """Read the ranks' addresses from the store."""
         keys = [_ARRIVED.format(rank) for rank in ranks]
         if self._board.liveness is not None and keys:
             for rank, address in zip(ranks, store.multi_get(keys), strict=True):
                 self._board.liveness.learn(rank, json.loads(address))
 
     def _learn_from(self, group: ProcessGroup) -> None:
-        """Learn them where there is no store; collective."""
+        """Exchange all ranks' addresses where there is no store; collective."""
         for rank, found in enumerate(group.all_gather(torch.tensor(self._address()))):
             if self._board.liveness is not None:
                 self._board.liveness.learn(rank, found.tolist())

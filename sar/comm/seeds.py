@@ -74,7 +74,7 @@ class SeedStream:
 
 @contextmanager
 def no_draws(seeds: SeedStream) -> Iterator[None]:
-    """What is drawn inside has never been drawn when it ends."""
+    """On exit forget the draws made inside."""
     kept = seeds.base, seeds.count
     try:
         yield
@@ -83,7 +83,7 @@ def no_draws(seeds: SeedStream) -> Iterator[None]:
 
 
 class _Again:
-    """Inside, a stream draws what it drew from the time this was made."""
+    """The context of :meth:`SeedStream.again`, from the state when it was made."""
 
     def __init__(self, seeds: SeedStream) -> None:
         self.seeds, self.state = seeds, (seeds.base, seeds.count)

@@ -103,7 +103,6 @@ def _joined(
     timeout: float,
     names: Sequence[str] = (),
 ) -> Group:
-    """As :func:`initialize_comms`; ``names`` of the ranks."""
     known = process_group()
     if (rank, world_size) == (None, None) and environment.is_alone():
         if known is not None and known.size == 1:
@@ -214,7 +213,7 @@ def check_joined() -> None:
 
 
 def _check_place(rank: int, size: int) -> None:
-    """That the rank is one of the ranks, and that this process has not joined as another."""
+    """Raise for a rank out of range, or of a process that has joined before."""
     if size < 1 or not 0 <= rank < size:
         raise ValueError(f"rank and world_size: got {rank} of {size}, expected 0 <= rank < size")
     if dist.is_initialized() and (dist.get_rank(), dist.get_world_size()) != (rank, size):
@@ -235,7 +234,7 @@ def _forget_joining(is_users: bool) -> None:
 
 
 def _checked_backend(backend: str | None) -> str:
-    """A known and installed backend; importing oneCCL's binding registers it with torch."""
+    """The backend, known and installed; importing oneCCL's binding registers it with torch."""
     backend = backend or ("nccl" if torch.cuda.is_available() else "gloo")
     if backend not in BACKENDS:
         raise ValueError(f"backend: got {backend!r}, expected one of {', '.join(BACKENDS)}")
@@ -272,7 +271,7 @@ class _ReportingHook:
 
 
 def leave_after(error: BaseException, status: int = 1) -> None:
-    """Make ready to end this process at once: leave ``error`` for the other ranks, begin no more.
+    """Leave ``error`` for the other ranks, and make this process end at once, beginning no more.
 
     A collective may be in flight, and its peer may be stuck. So :func:`shutdown`, which waits for
     it, is not called at exit. Nor is the interpreter taken down: that waits too, and a transport
