@@ -57,20 +57,19 @@ class SampledBatch(NamedTuple):
 
 @dataclass(frozen=True)
 class Types:
-    """The types of a graph, as a :class:`sar.partition.book.PartitionBook` names them."""
+    """The node types and relations of a graph, as its partition book names them."""
 
     ntypes: list[str]
     canonical_etypes: list[EType]
 
     @property
     def is_homogeneous(self) -> bool:
-        """Whether there is one node type and one edge type."""
         return len(self.ntypes) == 1 and len(self.canonical_etypes) == 1
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """What the makers of batches get: a sample, its rows, and what is told of its inputs."""
+    """A drawn sample and its features; ``told`` has ``input_id``, and ``time`` or ``links``."""
 
     types: Types
     sample: Sample
@@ -82,7 +81,7 @@ class Drawn:
 
 
 def tensors(drawn: Drawn) -> SampledBatch:
-    """A batch without any library's types."""
+    """The batch as plain tensors, of no library's types."""
     sample, types, told = drawn.sample, drawn.types, drawn.told
     nodes = {n: drawn.rows.get(n, {}).get(ORIG_ID, ids) for n, ids in sample.nodes.items()}
     node_data = {n: without(drawn.rows.get(n, {}), ORIG_ID) for n in types.ntypes}
@@ -94,7 +93,7 @@ def tensors(drawn: Drawn) -> SampledBatch:
 
 
 def columns_by_hop(batch: SampledBatch) -> Iterator[dict[EType, dict[str, Tensor]]]:
-    """The columns of each hop's edges, by relation; their ids are among them, as ``orig_eid``."""
+    """Per hop, the edges' columns by relation, with their ids as ``orig_eid``."""
     begun = dict.fromkeys(batch.edge_data, 0)
     for edges in batch.edges:
         found = dict[EType, dict[str, Tensor]]()
@@ -113,7 +112,7 @@ NO_EDGES = Edges(*[torch.empty(0, dtype=torch.int64)] * 3)
 
 
 def maker(options: LoaderOptions) -> Callable[[Drawn], Any]:
-    """What makes batches in the form that the options name."""
+    """The function that makes batches in the form of ``options.as_``."""
     if options.as_ == TENSORS:
         return tensors
     return registry.front_end(options.as_).batch_maker(options.subgraph_type)

@@ -23,13 +23,12 @@ _MUCH = 1 << 28  # bytes; less is asked for without a look at what there is
 
 
 def padded(nbytes: int) -> int:
-    """Bytes from where a part of a message begins to where the next does."""
+    """``nbytes`` rounded up to where the next part of a message begins."""
     return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
 
 
 def check_memory(nbytes: int, what: str) -> None:
-    """Raise ``MemoryError`` for more than this host, or container, has left: Linux gives it out
-    and ends a process as it is written."""
+    """Raise ``MemoryError`` where too little is left: Linux would give it, then end the process."""
     if nbytes < _MUCH or nbytes <= (left := _memory_left()):
         return
     raise MemoryError(f"{what} need {nbytes:,} bytes, {left:,.0f} are left; expected fewer")
@@ -51,11 +50,7 @@ def _memory_left() -> float:
 
 
 class BufferPool:
-    """Hands out buffers that come back when nobody holds them any more.
-
-    A buffer is the memory of an array, which the tensor holds; the end of the array, and so of the
-    last tensor that shares the memory, gives it back. The ``most`` largest are kept.
-    """
+    """Buffers that come back when no tensor on their memory is left; the ``most`` largest stay."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -81,7 +76,7 @@ class BufferPool:
 
 
 class Scratch:
-    """One buffer that is used again and again, as large as was needed."""
+    """One buffer, overwritten at each use, which grows as needed."""
 
     def __init__(self) -> None:
         self._buffer = torch.empty(0, dtype=torch.uint8)
@@ -95,19 +90,19 @@ class Scratch:
 
 
 class NumberingPool:
-    """Hash tables that are used again: a new one costs as much as what is done with it."""
+    """Hash tables, used again: a new one costs as much as what is done with it."""
 
     def __init__(self) -> None:
         self._idle: dict[bool, list[Numbering]] = {True: [], False: []}
 
     def take(self, most: int) -> Numbering:
-        """An empty one for ids below ``most``."""
+        """An empty hash table for ids below ``most``."""
         is_wide = most > torch.iinfo(torch.int32).max
         idle = self._idle[is_wide]
         return idle.pop() if idle else Numbering(is_wide)
 
     def give(self, numberings: Iterable[Numbering]) -> None:
-        """Take some back. The caller holds no view of them any more."""
+        """Take back hash tables of which the caller holds no views."""
         for one in numberings:
             one.clear()
             self._idle[one.is_wide].append(one)

@@ -28,7 +28,7 @@ _EMPTY = torch.empty(0, dtype=torch.uint8)
 
 
 class Command(Enum):
-    """What trainers ask for, in the words of errors. It travels as its place in this list."""
+    """What trainers ask for, in the words of errors; in messages it is its place in this list."""
 
     END = "end"  # nothing any more
     TICK = "tick"  # nothing: they are there
@@ -71,11 +71,10 @@ class Channel:
         self._size = group.size
 
     def ask(self, command: Command, value: Any = None, limit: float = DEFAULT_TIMEOUT) -> Any:
-        """Of a trainer: what its server answers.
+        """Of a trainer: send a request, and return its server's answer; a tick gets none.
 
-        A tick is answered by nothing. Who asks for something else while another trainer ticks asks
-        again; a trainer's ticks stand for its being there. Raises ``SarError`` when it has not
-        asked for the same within ``limit`` seconds.
+        Asks again while another trainer ticks, which says that it is there. Raises ``SarError``
+        when that one has not asked for the same within ``limit`` seconds.
         """
         end, request = time.monotonic() + limit, _EMPTY if value is None else packed(value)
         give = [len(request)] * self.num_servers + [0] * self.num_trainers
@@ -93,7 +92,7 @@ class Channel:
         return unpacked(reply) if len(reply) else None
 
     def asked(self) -> tuple[Command, list[Any]]:
-        """Of a server: what the trainers ask for, and the request of each."""
+        """Of a server: the command of all trainers, and the request of each."""
         none = [0] * self._size
         told = self._tell(none)
         command = self._agreed(told)
@@ -104,19 +103,19 @@ class Channel:
         return command, [unpacked(one.clone()) if len(one) else None for one in parts]
 
     def reply(self, values: dict[int, Any]) -> None:
-        """Of a server: to each of its trainers, by number; none is told nothing."""
+        """Of a server: answer its trainers, by their numbers; one without a value gets ``None``."""
         messages = [packed(values[t]) if t in values else _EMPTY for t in range(self.num_trainers)]
         give = [0] * self.num_servers + [len(one) for one in messages]
         self._tell(give)
         self.exchange.send(torch.cat(messages), give, [0] * self._size)
 
     def _tell(self, give: Sequence[int], command: Command = Command.END) -> Tensor:
-        """int64 [P, 2] the command of each rank, by its place, and how many bytes it sends."""
+        """int64 [P, 2]: each rank's command, as its place in the list, and the bytes it sends."""
         number = _COMMANDS.index(command)
         return self.exchange.sizes(torch.tensor([[number, size] for size in give]))
 
     def _agreed(self, told: Tensor) -> Command:
-        """What all trainers ask for; a tick while one of them ticks."""
+        """The command of all trainers, a tick while one ticks; ``SarError`` where they differ."""
         commands = {_COMMANDS[c] for c in told[self.num_servers :, 0].tolist()}
         if Command.TICK in commands:
             return Command.TICK
@@ -125,7 +124,7 @@ class Channel:
         return commands.pop()
 
     def _named(self, told: Tensor) -> str:
-        """Who asks for what."""
+        """Which trainer asks for what, for errors."""
         words = {c: f"asks for {one.value!r}" for c, one in enumerate(_COMMANDS)}
         words[_COMMANDS.index(Command.TICK)] = "for nothing"
         commands = told[self.num_servers :, 0].tolist()
@@ -136,7 +135,7 @@ class Channel:
 
 
 def packed(value: Any) -> Tensor:
-    """uint8 [n]: plain data, tensors on the CPU, and objects of a few classes of this package."""
+    """A message, uint8 [n], of plain data, tensors on the CPU and objects of ``_CLASSES``."""
     tensors: list[Tensor] = []
     head = json.dumps(_skeleton(value, tensors)).encode()
     sizes = [padded(_LENGTH + len(head)), *(padded(one.nbytes) for one in tensors)]
@@ -157,7 +156,7 @@ def unpacked(data: Tensor) -> Any:
 
 
 def _skeleton(value: Any, tensors: list[Tensor]) -> Any:
-    """Plain JSON of a value: lists are marked by what they stand for."""
+    """The value as JSON; lists begin with their kind, and tensors are appended to ``tensors``."""
     if isinstance(value, Tensor):
         tensors.append(value)
         return ["tensor", str(value.dtype).removeprefix("torch."), list(value.shape)]
@@ -177,7 +176,7 @@ def _skeleton(value: Any, tensors: list[Tensor]) -> Any:
 
 
 def _filled(head: Any, data: Tensor, at: list[int]) -> Any:
-    """The value of a skeleton; ``at`` is where the next tensor begins."""
+    """The value of a skeleton; ``at[0]`` is where its next tensor begins in ``data``."""
     if not isinstance(head, list):
         return head
     kind, *parts = head

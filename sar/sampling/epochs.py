@@ -1,4 +1,4 @@
-"""Batches that are made ahead, by a thread, and the end of it whoever ends it."""
+"""Iteration over batches that a thread makes ahead, and how it ends, whoever ends it."""
 
 from __future__ import annotations
 
@@ -29,9 +29,6 @@ _MOST_EPOCHS = 2**31
 class Epochs(ABC):
     """Goes through batches that all ranks make together, epoch after epoch.
 
-    Args:
-        options: of which ``transform`` and ``prefetch`` are taken.
-
     Going through it may be left half-way, by all ranks after the same batch. What raises on one
     rank, such as a transform, is raised on all. One iteration goes through it at a time, of one
     thread: what a second one begins ends the first, whose next batch then is an error.
@@ -47,14 +44,14 @@ class Epochs(ABC):
 
     @abstractmethod
     def _batches(self, epoch: int, first: int) -> Iterator[Any]:
-        """Batches from a step on; its collectives are those of the thread that goes through."""
+        """Batches from step ``first`` on; collectives are made by the thread that iterates."""
 
     def _begun(self, epoch: int, first: int) -> None:
-        """Is told of each epoch, where it begins."""
+        """Called where an epoch begins, with its first step."""
         return None
 
     def _ended(self) -> None:
-        """Is told that the loader is closed."""
+        """Called when the loader is closed."""
         return None
 
     def _meet(self) -> None:
@@ -62,7 +59,7 @@ class Epochs(ABC):
         self._exchange.meet()
 
     def _agree(self, group: Group, steps: int) -> None:
-        """Take as many steps as the rank that has most, and learn what others call; collective."""
+        """Agree on the most steps of any rank, and on whether any transforms or prefetches."""
         mine = torch.tensor([steps, self._transform is not None, self._prefetch > 0])
         self._steps, self._meets, is_ahead = group.all_reduce(mine, "max").tolist()
         self._are_in_turn = not is_ahead  # all: they come to a loop's end after the same batch
@@ -91,7 +88,7 @@ class Epochs(ABC):
             return Iteration(self, self._running)
 
     def _checked(self, epoch: int, first: int) -> Iterator[Any]:
-        """Transformed batches; mistakes are told as their errors, since one rank may be wrong."""
+        """Transformed batches. Arguments are checked here: one rank's mistake is raised on all."""
         expect.integer(epoch, "epoch", at_least=0, at_most=_MOST_EPOCHS)
         expect.integer(first, "first", at_least=0, at_most=len(self))
         for batch in self._batches(epoch, first):
@@ -154,7 +151,7 @@ class Epochs(ABC):
 
 
 class Iteration:
-    """Goes through one epoch, until another begins."""
+    """The iterator over one epoch, which ends when another begins."""
 
     def __init__(self, loader: Epochs, running: Running) -> None:
         self._loader, self._running, self._batches = loader, running, iter(running)
@@ -185,11 +182,9 @@ class Iteration:
 
 
 class Running:
-    """Runs a generator where its batches are taken; or in a thread, some batches ahead.
+    """Runs a generator of batches: in a thread, at most ``depth`` ahead; at 0 where they are taken.
 
-    Args:
-        batches: its collectives are the thread's alone.
-        depth: batches that wait at most; 0: no thread.
+    Its collectives are those of that thread alone.
     """
 
     def __init__(self, batches: Iterator[Any], exchange: Exchange, depth: int) -> None:
@@ -203,7 +198,7 @@ class Running:
     _thread: threading.Thread | None
 
     def _told(self) -> Iterator[Any]:
-        """The batches; errors are raised on every rank, and at the end all have come to it."""
+        """The batches; one rank's error is raised on every rank, and at the end all ranks meet."""
         try:
             yield from self._batches
             self._exchange.meet()
@@ -226,7 +221,7 @@ class Running:
             self._put(error)
 
     def _put(self, item: Any) -> bool:
-        """Whether it is wanted."""
+        """Queue an item; False where no more are wanted."""
         while not self._stops.is_set():
             try:
                 self._queue.put(item, timeout=_LOOK_SECONDS)
@@ -236,7 +231,7 @@ class Running:
         return False
 
     def __iter__(self) -> Iterator[Any]:
-        """The batches. A thread is told when this is dropped, and not waited for: after an error
+        """The batches. When this is dropped, the thread is told but not waited for: after an error
         in a loop on one rank the others wait for that rank."""
         if self._thread is None:
             yield from self._told()
@@ -250,10 +245,7 @@ class Running:
             self._stops.set()
 
     def close(self) -> Stopped | None:
-        """Stop where all ranks do, and who did; harmless the second time.
-
-        A thread stops when all ranks have come to its next step: who did may only have been ahead.
-        """
+        """Stop where all ranks do, and return who did; ``None`` of a thread, which may be ahead."""
         if self._thread is not None:
             if threading.current_thread() is self._thread:
                 raise SarError("a loader is used by what it calls; expected one thread at a time")

@@ -1,4 +1,4 @@
-"""Questions to the owners of rows, and their answers, with a status word beside all sizes."""
+"""Requests for rows to their owners, and the answers, with a status word beside all sizes."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _TOGETHER = "expected every rank to go through its loader at the same time and a
 
 
 def id_bounds(book: PartitionBook, kind: Kind) -> Tensor:
-    """int64 [P + 1] of the nodes of a type, or the edges of a relation, numbered part after part:
-    part p owns those from ``bounds[p]`` to ``bounds[p + 1]``, of edges by their destination."""
+    """int64 [P + 1] where each part's ids of a node type or relation begin, part after part: part p
+    owns those from ``bounds[p]`` to ``bounds[p + 1]``, of edges by their destination."""
     ranges = book.node_ranges[kind] if isinstance(kind, str) else book.edge_ranges[kind]
     counts = torch.as_tensor(ranges[:, 1] - ranges[:, 0])
     return torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)])
 
 
 class Stopped(SarError):
-    """Some ranks of so many went no further; ``is_misled``: others would have."""
+    """Some of ``size`` ranks left the loader; ``is_misled``: the others would have gone on."""
 
     def __init__(self, ranks: list[int], size: int, step: int, names: Sequence[str] = ()) -> None:
         self.is_misled = len(ranks) < size
@@ -42,17 +42,13 @@ class Exchange:
     """Ranks ask each other for rows of known sizes; all calls are collective.
 
     A status word and the step travel with the sizes of every request, so that an error on one rank
-    is raised on all, and ranks that are not at the same step are told.
-
-    Args:
-        width: sizes of a request at most. Every request has room for them, since ranks that fail
-            or stop do not know what the others ask for.
+    is raised on all, and ranks that are not at the same step are told. Every request has room for
+    ``width`` sizes, since ranks that fail or stop do not know what the others ask for.
 
     Attributes:
         step: of this rank; the others have to be at the same. Below 0: none that means anything.
-        is_over: whether no epoch has begun, or all ranks have come to its end, or to an error, or
-            one has stopped.
-        num_leaving: ranks that stop where a loop is left.
+        is_over: whether no epoch has begun, or all have come to its end, to an error or to a stop.
+        num_leaving: how many ranks stop where a loop is left.
     """
 
     def __init__(self, group: Group, width: int) -> None:
@@ -61,7 +57,7 @@ class Exchange:
         self._left = _TOGETHER  # what may be why the others do not come
 
     def sizes(self, mine: Tensor, status: int = _FINE, error: Exception | None = None) -> Tensor:
-        """int64 [P, S] what each rank says to this one, of what this rank says to each."""
+        """int64 [P, S] the sizes that each rank tells this one, for those this one tells each."""
         group, ones = self.group, [1] * self.group.size
         told = torch.zeros(group.size, 2 + self.width, dtype=torch.int64)
         told[:, 0], told[:, 1] = status, self.step
@@ -76,7 +72,7 @@ class Exchange:
         return came[:, 2 : 2 + mine.shape[1]]
 
     def counts(self, count: int) -> Tensor:
-        """int64 [P] one number of each rank."""
+        """int64 [P] the ``count`` of each rank."""
         return self.sizes(torch.full((self.group.size, 1), count)).view(-1)
 
     def fail(self, error: Exception) -> None:
@@ -93,7 +89,7 @@ class Exchange:
 
     @contextmanager
     def _where(self) -> Iterator[None]:
-        """Say of a collective that fails within an epoch what may be why."""
+        """Add to the error of a collective that fails within an epoch what may be why."""
         try:
             yield
         except CommError as lost:
@@ -102,7 +98,7 @@ class Exchange:
             raise CommError(f"{lost}, in a loop over batches; {self._left}") from lost
 
     def _raise(self, heads: list[list[int]], error: Exception | None) -> None:
-        """Raise what the ranks' status words and steps say."""
+        """Raise the error that the ranks' status words and steps stand for."""
         states = [state for state, _ in heads]
         if _FAILED in states:
             self.group.agree(error, "sampling")
@@ -117,10 +113,9 @@ class Exchange:
     def send(
         self, rows: Tensor, give: Sequence[int], take: Sequence[int], out: Tensor | None = None
     ) -> Tensor:
-        """What all send, rank after rank; often nothing to this rank itself.
+        """Send rows to all ranks, and return what they send here, both rank after rank.
 
-        Args:
-            out: of large messages, none to this rank itself, which then go one distance at a time.
+        With ``out``, of large messages, none to this rank itself, they go distance by distance.
         """
         distances = () if out is None else range(1, self.group.size)
         out = rows.new_empty((sum(take), *rows.shape[1:])) if out is None else out
@@ -129,14 +124,15 @@ class Exchange:
         return out
 
     def deliver(self, rows: Tensor, give: Sequence[int]) -> tuple[Tensor, list[int]]:
-        """The rows that all ranks send here, rank after rank, and how many each sends; of this
-        rank's, those to rank 0 come first, ``give`` says how many."""
+        """Send ``give[p]`` rows to each rank p; what comes, rank after rank, and how many each."""
         take = self.sizes(torch.tensor(give).view(-1, 1)).view(-1).tolist()
         return self.send(rows, give, take), take
 
     def questions(self, parts: Sequence[Sequence[Tensor]]) -> list[tuple[Tensor, ...]]:
-        """The rows that each rank asks this one for, by rank, then by question, of what this one
-        asks for by question, then by rank; its own are not sent."""
+        """Ask for ``parts``, rows by question, then owner; rows asked for by rank, then question.
+
+        Rows of this rank are not sent.
+        """
         rank, size = self.group.rank, self.group.size
         wanted = torch.tensor([[len(rows) for rows in one[:size]] for one in parts])
         wanted = wanted.long().view(len(parts), size).T.contiguous()
@@ -160,12 +156,9 @@ class Exchange:
         answer: Callable[[Tensor], Tensor],
         beside: Tensor | None = None,
     ) -> Tensor:
-        """int64 [m]: what the owners answer to each of some ids.
+        """int64 [m]: the answers of owners to ids, int64 [m], which ``bounds`` deals as ``split``.
 
-        Args:
-            ids: int64 [m], owned as :func:`sar.kernels.sampling.split` says.
-            answer: int64 of int64 [k, 2], each a row of this rank and what was asked beside it.
-            beside: int64 [m].
+        ``answer`` makes int64 [k] of int64 [k, 2], each a row of this rank and what was beside.
         """
         order, rows, sizes = split(ids, bounds)
         at = order.long()
@@ -174,5 +167,5 @@ class Exchange:
         return torch.empty_like(ids).index_copy_(0, at, self.send(answer(asked), counts, sizes))
 
     def look_up(self, ids: Tensor, bounds: Tensor, table: Tensor) -> Tensor:
-        """int64 [m]: what the owners' tables, [k] of integers, say of each of some ids."""
+        """int64 [m]: what the owners' tables, integers [k], have at ids, int64 [m]."""
         return self.ask(ids, bounds, lambda asked: table[asked[:, 0]].long())

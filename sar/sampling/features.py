@@ -46,15 +46,14 @@ class CacheStats:
 
 @dataclass
 class _Table:
-    """The rows of a node type or a relation that this rank owns, by field; and which rows of other
-    ranks are cached, and these."""
+    """This rank's rows of a node type or a relation, by field, and cached rows of other ranks."""
 
     bounds: Tensor
     fields: dict[str, Tensor]
     cached: tuple[Numbering, dict[str, Tensor]] | None = None
 
     def split(self, ids: Tensor) -> _Split:
-        """Who has which of the ids; cached ones are those of one more owner."""
+        """Split ids by owner; cached ones are those of one more owner, the last."""
         return split(ids, self.bounds, self.cached[0].find(ids) if self.cached else None)
 
 
@@ -119,7 +118,7 @@ class FeatureTables:
         return self._joined(parts, _views(came, chain(*take)))
 
     def _joined(self, parts: Mapping[Kind, _Split], views: Iterator[Tensor]) -> Rows:
-        """The rows that came, in views owner by owner, and this rank's, in the order of the ids."""
+        """Rows that came, in views owner by owner, own and cached ones, in the ids' order."""
         found: Rows = {}
         for kind, (order, _, _) in parts.items():
             found[kind] = {
@@ -166,7 +165,7 @@ class FeatureTables:
                 self.stats.nbytes += sum(column.nbytes for column in rows.values())
 
     def _count(self, parts: Mapping[Kind, _Split]) -> None:
-        """Add to the cache's figures what is asked for."""
+        """Count the rows that are needed and those of them that the cache has."""
         if not any(table.cached for table in self._tables.values()):
             return
         for kind, (order, _, sizes) in parts.items():
@@ -175,23 +174,21 @@ class FeatureTables:
                 self.stats.had += sizes[-1] if self._tables[kind].cached else 0
 
     def _width(self, kind: Kind) -> int:
-        """Bytes of a row of all fields."""
         return sum(map(_row_bytes, self._tables[kind].fields.values()))
 
 
 def _columns(tables: Iterable[_Table], counts: Iterable[int]) -> list[tuple[Tensor, int]]:
-    """Per field of each table, rows that are like the field's, and how many."""
+    """(a column of a table, how many rows of it), for all tables and fields."""
     pairs = zip(tables, counts, strict=True)
     return [(column, count) for table, count in pairs for column in table.fields.values()]
 
 
 def _nbytes(columns: Iterable[tuple[Tensor, int]]) -> int:
-    """Bytes of a message of these."""
     return sum(padded(count * _row_bytes(column)) for column, count in columns)
 
 
 def _views(message: Tensor, columns: Iterable[tuple[Tensor, int]]) -> Iterator[Tensor]:
-    """[count, ...] rows for each of the columns, one behind the other in a message."""
+    """Views [count, ...] of a message, one for each of the columns, one behind the other."""
     at = 0
     for column, count in columns:
         size = count * _row_bytes(column)
@@ -206,7 +203,7 @@ def _row_bytes(column: Tensor) -> int:
 def _by_kind(
     fields: Mapping[Kind, Sequence[str]], book: PartitionBook
 ) -> dict[Kind, Sequence[str]]:
-    """The same per node type and canonical relation."""
+    """``fields`` by canonical relations; raises ``ValueError`` for types that there are not."""
     found = dict[Kind, Sequence[str]]()
     for kind, names in fields.items():
         if isinstance(names, str):
@@ -240,14 +237,14 @@ def column_of(data: PartitionData, kind: Kind, name: str, told: str) -> tuple[Te
 
 
 def columns_of(data: PartitionData, kind: Kind) -> tuple[FeatureStore, str]:
-    """Where columns of a node type or a relation are, and what their names begin with."""
+    """The store of a kind's columns, and what their names begin with."""
     if isinstance(kind, str):
         return data.node_features, f"{kind}/"
     return data.edge_features, ":".join(kind) + "/"
 
 
 def _tables(data: PartitionData, fields: Mapping[Kind, Sequence[str]] | None) -> dict[Kind, _Table]:
-    """Of every kind, also of those that no fields are wanted of."""
+    """A table for every kind, also for those of which no field is wanted."""
     kinds: list[Kind] = [*data.book.ntypes, *data.book.canonical_etypes]
     found = {kind: _Table(id_bounds(data.book, kind), {}) for kind in kinds}
     chosen = {} if fields is None else _by_kind(fields, data.book)
@@ -263,7 +260,7 @@ def _tables(data: PartitionData, fields: Mapping[Kind, Sequence[str]] | None) ->
 def _hottest(
     ids: Mapping[str, Tensor], counts: Mapping[str, Tensor], widths: Mapping[str, int], budget: int
 ) -> dict[str, Tensor]:
-    """Per node type, the ids that came most often for the bytes of their rows."""
+    """Per node type, the ids that are needed most often for a row's bytes, within ``budget``."""
     worth, size, kinds = [], [], []
     for kind, (ntype, one) in enumerate(ids.items()):
         worth.append(counts[ntype].double() / widths[ntype])

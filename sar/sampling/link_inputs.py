@@ -41,10 +41,7 @@ class Links(NamedTuple):
 
 
 class LinkInputs:
-    """This rank's seed edges, of one relation; made collectively.
-
-    ``input_id``: int64 [s], which of the edges that were given each is.
-    """
+    """This rank's seed edges, of one relation, made collectively; ``input_id``: which input each is."""
 
     def __init__(
         self,
@@ -104,7 +101,7 @@ class LinkInputs:
         return ends[0], ends[1], pair_keys(*keys)
 
     def seeds(self, chosen: Tensor, step: int) -> tuple[Seeds, Callable[[Sample], dict[str, Any]]]:
-        """What a batch grows from, and what tells of its inputs when it has grown; collective."""
+        """Seeds of a batch, and a function from its sample to ``Drawn.told``; collective."""
         count, (src, dst, keys, time) = len(chosen), (one[chosen] for one in self._columns)
         number, of = self._negative_pairs(count)
         if self._draws is not None:
@@ -140,7 +137,7 @@ class LinkInputs:
         return seeds, told
 
     def _negative_pairs(self, count: int) -> tuple[Tensor, Tensor]:
-        """Of so many seed edges, which of its pairs each is, and of which seed edge."""
+        """Of negatives of ``count`` seed edges: the number among its edge's pairs, and the edge."""
         amount = 0 if self._negatives is None else self._negatives.amount
         if self._is_triplet:
             each = torch.arange(int(amount))
@@ -149,15 +146,14 @@ class LinkInputs:
         return pairs // most, pairs % most
 
     def _by_type(self, src: Tensor, dst: Tensor) -> dict[str, Tensor]:
-        """Per node type, what both ends have, sources first."""
+        """The values of both ends by node type, sources first."""
         src_type, _, dst_type = self.input_type
         if src_type == dst_type:
             return {src_type: torch.cat([src, dst])}
         return {src_type: src, dst_type: dst}
 
     def _pairs_not_drawn(self, src: Tensor, dst: Tensor) -> dict[EType, Tensor]:
-        """Per relation, src x nodes of dst's type + dst of the edges that are left out, ascending;
-        collective."""
+        """Per relation, excluded edges as src x nodes of dst's type + dst, sorted; collective."""
         if not self._excluded:
             return {}
         pairs = self._exchange.share(torch.stack([src, dst], dim=1))
@@ -169,7 +165,7 @@ class LinkInputs:
 
 
 def _chosen_edges(request: LoaderRequest, data: PartitionData) -> tuple[EType, Tensor]:
-    """The relation of some edges, and int64 [s] numbers of this rank's, or [2, s] node ids."""
+    """The relation, and int64 [s] numbers of this rank's edges or int64 [2, s] ids of both ends."""
     book, (name, edges) = data.book, named_seeds(request)
     if name is None and len(book.canonical_etypes) > 1:
         raise ValueError(
@@ -197,7 +193,7 @@ def _chosen_edges(request: LoaderRequest, data: PartitionData) -> tuple[EType, T
 
 
 def _excluded(book: PartitionBook, etype: EType, links: LinkOptions) -> list[tuple[EType, bool]]:
-    """Relations of which edges are left out, and whether their ends are turned round."""
+    """Relations of which edges are left out, and whether source and destination are swapped."""
     if links.exclude is None:
         return []
     if links.exclude == "self":
@@ -214,7 +210,7 @@ def _excluded(book: PartitionBook, etype: EType, links: LinkOptions) -> list[tup
 def _times(
     data: PartitionData, etype: EType, chosen: Tensor, time: Tensor | None, options: LoaderOptions
 ) -> Tensor | None:
-    """int64 [s] of the seed edges; those of this rank's own may say it themselves."""
+    """int64 [s] times of the seed edges: as given, or those of this rank's edges."""
     if time is not None:
         check_given_time("edge_label_time", time, chosen.shape[-1], options.time_attr)
         return time.long().cpu()

@@ -74,7 +74,7 @@ class Loader(Epochs):
         self.input_type: Any = self._inputs.input_type
 
     def _begin(self, make: Callable[[Drawn], Any] | None = None, least_steps: int = 0) -> None:
-        """Agree on the steps; batches are made as the options say, or by ``make``; collective."""
+        """Agree on steps, fill the cache; ``make`` makes batches in place of the options' maker."""
         options, self._make = self.options, make or maker(self.options)
         self._agree(self._exchange.group, max(self._own_steps, least_steps))
         self._bulk = bulk = min(options.bulk, max(1, self._steps), _MOST_AT_ONCE)
@@ -104,7 +104,7 @@ class Loader(Epochs):
             yield from zip(samples, (tell for _, tell in grown), numbers, strict=True)
 
     def _presampled(self) -> Iterator[dict[str, Tensor]]:
-        """The nodes that two epochs draw that are none of those to come."""
+        """The nodes that two epochs of draws need, which are none of the epochs to come."""
         for epoch in (_PRESAMPLING, 2 * _PRESAMPLING):
             for sample, _, _ in self._samples(epoch):
                 yield sample.nodes
@@ -156,7 +156,7 @@ def _sampler(
 
 
 def _width(book: PartitionBook, bulk: int) -> int:
-    """Sizes in a request: of the frontiers of each type and batch, or of each kind's rows."""
+    """Sizes in a request at most: frontiers of each type and batch, or rows of each kind."""
     return max(bulk * len(book.ntypes), len(book.ntypes) + len(book.canonical_etypes))
 
 

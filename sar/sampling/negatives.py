@@ -1,4 +1,4 @@
-"""Pairs of nodes without an edge, for link prediction, by keyed random numbers."""
+"""Pairs of nodes without an edge, for link prediction, drawn by keyed random numbers."""
 
 from __future__ import annotations
 
@@ -27,10 +27,8 @@ class Negatives:
     """Draws pairs for seed edges of one relation; made collectively.
 
     A pair is a function of (seed, step, the seed edge's key, its number among the pairs of that
-    edge). Ranks draw what one process draws for the seed edges of all of them.
-
-    Args:
-        time_attr: of nodes; then no node is drawn that came later than the seed edge's time.
+    edge). Ranks draw what one process draws for the seed edges of all of them. With ``time_attr``,
+    of nodes, no node is drawn that came later than the seed edge's time.
 
     Raises ``ValueError`` on every rank for weights that are none.
     """
@@ -133,7 +131,7 @@ class EdgeSet:
 
 
 class Population:
-    """The nodes of a type by time and key, spread over the ranks; made collectively.
+    """The nodes of a type in order of time and key, spread over the ranks; made collectively.
 
     Node i covers as many numbers as its weight, in whole numbers of which sums do not depend on the
     cut; weights below 2**-62 of the sum or so count as 0. Which node a number picks is a function
@@ -144,7 +142,7 @@ class Population:
         time: int64 [n] when they came; all at once by default.
 
     Attributes:
-        total: the numbers that there are.
+        total: how many numbers there are, of all ranks.
     """
 
     def __init__(
@@ -185,13 +183,12 @@ class Population:
         return found
 
     def pick(self, at: Tensor) -> Tensor:
-        """int64 [m] ids, as :func:`id_bounds` numbers them, of the nodes at int64 [m] numbers
-        below ``total``; collective."""
+        """int64 [m] ids of the nodes at int64 [m] numbers below ``total``; collective."""
         who = torch.searchsorted(self._starts, at, right=True) - 1
         return self._asked(who, at - self._starts[who], self._ends, self._ids)
 
     def _asked(self, who: Tensor, values: Tensor, ascending: Tensor, table: Tensor) -> Tensor:
-        """What the tables of ranks ``who`` hold behind all that is not above some values."""
+        """On ranks ``who``, the row of ``table`` behind all of ``ascending`` up to each value."""
 
         def answer(one: Tensor) -> Tensor:
             return table[torch.searchsorted(ascending, one[:, 1].contiguous(), right=True)]

@@ -22,11 +22,9 @@ InputNodes = None | str | Tensor | tuple[str, Tensor | None]
 
 
 class NodeInputs:
-    """This rank's seeds; made collectively. ``is_own``: they have to be this rank's nodes.
+    """This rank's seed nodes; made collectively. ``is_own``: they have to be nodes of this rank.
 
-    Attributes:
-        input_id: int64 [s], which of the nodes that were given each seed is; where they were dealt
-            out, those of rank 0 come first.
+    ``input_id``: int64 [s], which input each is; where they were dealt out, those of rank 0 first.
     """
 
     def __init__(
@@ -77,7 +75,7 @@ class NodeInputs:
         return len(self._ids)
 
     def seeds(self, chosen: Tensor, step: int) -> tuple[Seeds, Callable[[Sample], dict[str, Any]]]:
-        """What a batch grows from, and what tells of its inputs when it has grown."""
+        """Seeds of a batch, and a function from its sample to ``Drawn.told``."""
         told: dict[str, Any] = {"input_id": self.input_id[chosen]}
         ids = {self.input_type: self._ids[chosen]}
         if not self._disjoint:
@@ -88,7 +86,7 @@ class NodeInputs:
 
 
 def named_seeds(request: LoaderRequest) -> tuple[Any, Any]:
-    """The node type or relation of a request's seeds, where it is said, and the seeds."""
+    """The node type or relation of a request's seeds, ``None`` where not said, and the seeds."""
     name, seeds = request.input_type, request.seeds
     if isinstance(seeds, tuple) and len(seeds) == 2:
         name, seeds = seeds
@@ -100,7 +98,7 @@ def named_seeds(request: LoaderRequest) -> tuple[Any, Any]:
 def chosen_nodes(
     request: LoaderRequest, data: PartitionData, are_original: bool
 ) -> tuple[str, Tensor]:
-    """The type of some nodes and their ids, int64, as given: original ids, or global ones."""
+    """The node type and int64 [s] ids of the seeds, as given: original ids, or global ones."""
     book, (ntype, nodes) = data.book, named_seeds(request)
     if ntype is None and len(book.ntypes) > 1:
         raise ValueError(
@@ -133,7 +131,7 @@ def located(
     exchange: Exchange,
     what: str,
 ) -> Tensor:
-    """int64 ids, as :func:`id_bounds` numbers nodes, of given ones; collective."""
+    """int64 [s] ids, as :func:`id_bounds` numbers nodes, of global or original ones; collective."""
     book = data.book
     ranges = torch.as_tensor(book.node_ranges[ntype])
     if are_original:
@@ -150,7 +148,7 @@ def located(
 
 
 def _from_original(data: PartitionData, ntype: str, wanted: Tensor, exchange: Exchange) -> Tensor:
-    """Each rank keeps for a range of original ids which nodes they are: 8 bytes a node."""
+    """:func:`located` of original ids: each rank looks up a range of them, at 8 bytes a node."""
     count, size = data.book.num_nodes(ntype), exchange.group.size
     bounds, ranges = id_bounds(data.book, ntype), torch.arange(size + 1) * count // size
     name = f"{ntype}/{ORIG_ID}"
@@ -168,15 +166,14 @@ def _from_original(data: PartitionData, ntype: str, wanted: Tensor, exchange: Ex
 
 
 def numbered(like: Tensor, options: LoaderOptions, exchange: Exchange) -> Tensor:
-    """int64 [s] numbers of the inputs: a rank's own, or one after the other where they are dealt;
-    collective."""
+    """int64 [s] numbers of inputs, on from lower ranks' where they are dealt out; collective."""
     counts = exchange.counts(len(like))
     first = int(counts[: exchange.group.rank].sum()) if options.rebalance else 0
     return torch.arange(len(like)) + first
 
 
 def dealt(columns: list[Tensor], exchange: Exchange) -> list[Tensor]:
-    """Columns of as many rows on each rank, or one more: what is too much moves; collective."""
+    """Move rows of the columns so that each rank has as many, or one more; collective."""
     size, rank, own = exchange.group.size, exchange.group.rank, len(columns[0])
     counts = exchange.counts(own)
     target = counts.sum() // size + (torch.arange(size) < counts.sum() % size)
@@ -194,7 +191,7 @@ def dealt(columns: list[Tensor], exchange: Exchange) -> list[Tensor]:
 
 
 def check_given_time(name: str, time: Any, count: int, time_attr: str | None) -> None:
-    """Raise for times of seeds that are none."""
+    """Raise for times of seeds without ``time_attr``, or that are not integers [count]."""
     if time_attr is None:
         raise ValueError(f"{name}: got one, expected time_attr as well")
     expect.tensor(time, name, shape=(count,))

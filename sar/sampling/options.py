@@ -130,12 +130,11 @@ class LoaderOptions:
 
     @property
     def blocks(self) -> str | None:
-        """What blocks are called, for which all nodes draw again at each hop, where batches are
-        made of them."""
+        """What blocks are called, for which all nodes draw again at each hop; or ``None``."""
         return None if self.as_ == TENSORS else registry.front_end(self.as_).BLOCKS
 
     def alike(self) -> dict[str, Any]:
-        """What has to be the same on all ranks."""
+        """The options that have to be the same on all ranks."""
         own = ("transform", "filter", "prefetch")
         return {one.name: getattr(self, one.name) for one in fields(self) if one.name not in own}
 
@@ -181,7 +180,7 @@ class LinkOptions:
     """What a loader of seed edges takes beside the options of all loaders.
 
     Attributes:
-        negatives: how pairs without an edge are drawn, if they are; made of what a loader takes.
+        negatives: how pairs without an edge are drawn; made of what a loader takes.
         exclude: which edges are not drawn in a step: none, those between the ends of seed edges
             of any rank (``"self"``), or also those of ``reverse_etype`` between the same ends the
             other way round (``"reverse"``).
@@ -207,11 +206,8 @@ class LinkOptions:
 class LoaderRequest:
     """What a loader is made of, on its rank or by servers; read by :meth:`checked`.
 
-    Attributes:
-        input_type: the node type, or the relation, of the seeds, where it is said beside them.
-        seeds, labels, time: as loaders take them; for servers tensors of ids.
-        links: of a loader of edges; or what makes them, by name.
-        options: as :class:`LoaderOptions` names them.
+    Seeds, labels and time are as loaders take them, for servers tensors of ids. ``input_type`` is
+    for seeds that do not say it. ``links``, of a loader of edges, may be keywords of its options.
     """
 
     num_neighbors: NumNeighbors
@@ -223,7 +219,7 @@ class LoaderRequest:
     options: Mapping[str, Any]
 
     def checked(self, alike: dict[str, Any]) -> tuple[LoaderOptions, LinkOptions | None]:
-        """The options; what has to be the same on all ranks is added to ``alike``."""
+        """The options, checked; adds to ``alike`` what has to be the same on all ranks."""
         links = LinkOptions(**self.links) if isinstance(self.links, Mapping) else self.links
         options = from_keywords(LoaderOptions, self.options)
         alike |= {"num_neighbors": self.num_neighbors, **options.alike()}
@@ -250,8 +246,7 @@ def _negative_sampling(given: Any) -> NegativeSampling | None:
 
 
 def from_keywords(kind: type[T], given: Mapping[str, Any], what: str = "") -> T:
-    """A dataclass; raises ``TypeError`` for a name that it has no field of, and says what is
-    near."""
+    """A dataclass; raises ``TypeError`` for a name that is none of its fields, with the nearest."""
     known = [one.name for one in fields(kind)]  # type: ignore[arg-type]
     for name in given:
         if name not in known:
@@ -261,7 +256,7 @@ def from_keywords(kind: type[T], given: Mapping[str, Any], what: str = "") -> T:
 
 
 def fanouts(num_neighbors: NumNeighbors, book: PartitionBook) -> list[dict[EType, int]]:
-    """Per hop, how many edges of each relation."""
+    """Per hop, the fanout of each relation, checked."""
     given: Mapping[Any, Any] = dict.fromkeys(book.canonical_etypes, num_neighbors)
     if isinstance(num_neighbors, Mapping):
         given = num_neighbors

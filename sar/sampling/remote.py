@@ -51,7 +51,7 @@ class Servers:
         threading.Thread(target=self._tick, name="sar-ticking", daemon=True).start()
 
     def _tick(self) -> None:
-        """Tell the servers, which wait for requests, that this trainer is there."""
+        """Tell the servers, which wait for requests, that this trainer is alive."""
         while not self._is_over.wait(self._pause):
             try:
                 self._ask(Command.TICK)
@@ -59,7 +59,7 @@ class Servers:
                 return
 
     def _ask(self, command: Command, value: Any = None) -> Any:
-        """What this trainer's server answers; collective."""
+        """Ask this trainer's server, and return the answer; collective."""
         with self._lock:
             if not self._is_over.is_set():
                 return self._channel.ask(command, value, self._limit)

@@ -78,8 +78,7 @@ class Sample:
 
 
 class Frontier(NamedTuple):
-    """The nodes of a type whose edges are drawn next, their trees if there are any, and the local
-    number of the first; the others follow."""
+    """Nodes of a type whose edges are drawn next; their local numbers begin with ``first``."""
 
     ids: Tensor
     tree: Tensor | None
@@ -87,13 +86,9 @@ class Frontier(NamedTuple):
 
 
 class GrowingSample:
-    """A sample that grows, hop by hop.
+    """A sample that grows hop by hop, along out-edges where ``is_out``.
 
-    A node of tree t is known by the number t x nodes of its type + its id.
-
-    Args:
-        totals: per node type, how many nodes there are.
-        is_out: whether edges are drawn of their sources.
+    Its numberings know a node of tree t as t x ``totals`` of its type + its id.
     """
 
     def __init__(
@@ -111,8 +106,7 @@ class GrowingSample:
     def _number(
         self, ntype: str, ids: Tensor, tree: Tensor | None, local: Tensor | None = None
     ) -> Tensor:
-        """The local numbers of nodes, in ``local`` if it can be; -1 for those that are not in a
-        closed sample."""
+        """Local numbers of nodes, in ``local`` if it can be; -1 for unknown ones if closed."""
         known = ids if tree is None else ids + tree * self._totals[ntype]
         numbers = self._numbers[ntype]
         return numbers.find(known) if self._is_closed else numbers.number(known, local)
@@ -126,17 +120,15 @@ class GrowingSample:
         return known % total, known.div(total, rounding_mode="floor")
 
     def frontier(self, ntype: str) -> Frontier:
-        """The nodes of a type whose edges are drawn next."""
         first, last = self._next[ntype]
         return Frontier(*self._nodes(ntype, first, last), first)
 
     def begin_hop(self) -> None:
-        """Edges that are added from now on are those of another hop."""
         self._hops.append({})
         self._starts.append({})
 
     def add(self, etype: EType, frontier: Frontier, drawn: Placed) -> None:
-        """Add the edges of a relation that were drawn of the nodes of a frontier."""
+        """Add the drawn edges of a relation, but those of ``Seeds.without``."""
         offsets, ids, eids, of = drawn
         pairs = self.seeds.without.get(etype)
         if pairs is not None and len(pairs):
@@ -154,19 +146,19 @@ class GrowingSample:
             self._starts[-1][etype] = offsets
 
     def end_hop(self, again: bool) -> None:
-        """What came with this hop is what is followed next; ``again``: and all before it."""
+        """End a hop: the next one follows the nodes that came with it, or all nodes (``again``)."""
         for ntype, one in self._numbers.items():
             first = sum(self._num_nodes[ntype])
             self._num_nodes[ntype].append(one.count - first)
             self._next[ntype] = (0 if again else first, one.count)
 
     def close(self) -> None:
-        """No node comes any more; the edges of all of them are drawn anew."""
+        """Let no more nodes come, and forget the edges: those of all nodes are drawn anew."""
         self._is_closed, self._hops, self._starts = True, [], []
         self._next = {ntype: (0, one.count) for ntype, one in self._numbers.items()}
 
     def sample(self) -> Sample:
-        """What came of it; its last call."""
+        """The finished sample; the last call."""
         found = {ntype: self._nodes(ntype, 0, one.count) for ntype, one in self._numbers.items()}
         nodes = {ntype: ids.clone() for ntype, (ids, _) in found.items()}
         trees = {ntype: tree for ntype, (_, tree) in found.items() if tree is not None}
@@ -200,10 +192,7 @@ def bidirectional(sample: Sample) -> Sample:
 
 
 def filtered(call: Callable[[Sample], Any], sample: Sample) -> Sample:
-    """What is taken in place of a sample.
-
-    Raises ``TypeError`` and ``ValueError`` for what is no sample.
-    """
+    """Call a user's filter; raises ``TypeError`` and ``ValueError`` for what is no sample."""
     made = call(sample)
     if not isinstance(made, Sample):
         got = "None" if made is None else type(made).__name__
@@ -224,7 +213,7 @@ def filtered(call: Callable[[Sample], Any], sample: Sample) -> Sample:
 
 
 def check_range(what: str, kind: object, ids: Tensor, count: int) -> None:
-    """Raise ``ValueError`` for numbers of a filter's that there are not: rows are read by them."""
+    """Raise ``ValueError`` for ids of a filter's that there are not: rows are read by them."""
     wrong = (ids < 0) | (ids >= count)
     if wrong.any():
         got = int(ids[wrong][0])

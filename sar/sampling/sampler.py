@@ -1,4 +1,4 @@
-"""Sampling by owners: who owns a node draws its in-edges, and sends them to who asked."""
+"""Sampling by owners: the owner of a node draws its edges and sends them to ranks that ask."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class NeighborSampler:
         return _Relation(etype, edges, keys, hashed(self.draws.seed, step, hop, number), fanout)
 
     def _answer(self, questions: list[_Question]) -> None:
-        """Owners draw for all that ask; add it to each batch, in the order of its frontier."""
+        """Owners draw for all that ask; add the edges to each batch, by its frontier's order."""
         rank, size = self.exchange.group.rank, self.exchange.group.size
         parts = [one.rows.split(one.sizes) for one in questions]  # by question, then by owner
         theirs, own = self.exchange.questions(parts), [one[rank] for one in parts]
@@ -141,7 +141,7 @@ class NeighborSampler:
         return take
 
     def _room(self, parts: Sequence[Tensor], questions: list[_Question]) -> int:
-        """Numbers that the draws for some rows of each question take at most."""
+        """How many numbers the draws for some rows of each question take at most."""
         room = 0
         for rows, question in zip(parts, questions, strict=True):
             for one in question.of:
@@ -158,7 +158,6 @@ class NeighborSampler:
     def _draw(
         self, out: Tensor, at: int, parts: Sequence[Tensor], questions: list[_Question]
     ) -> None:
-        """Draw into ``out[at:]`` for some rows of each question."""
         how = self.draws.replace, self.draws.last
         for rows, question in zip(parts, questions, strict=True):
             for one in question.of:
@@ -166,7 +165,7 @@ class NeighborSampler:
 
 
 class _Relation(NamedTuple):
-    """Edges of this rank that are drawn by its nodes' keys and a base, as many of each node."""
+    """A relation's edges on this rank; nodes' keys and ``base`` key their draws."""
 
     etype: EType
     edges: Csc
@@ -176,9 +175,9 @@ class _Relation(NamedTuple):
 
 
 class _Question(NamedTuple):
-    """Which edges, of some relations, are drawn of a batch's frontier of one node type? Rows are by
-    owner, see :func:`sar.kernels.sampling.split` and :func:`sar.kernels.sampling.draw`; questions
-    are of the same steps and relations on all ranks, in the same order."""
+    """A request for edges of some relations, from a batch's frontier of one node type. Rows are by
+    owner, see :func:`sar.kernels.sampling.split` and :func:`sar.kernels.sampling.draw`; all ranks
+    have the same questions, by steps and relations, in the same order."""
 
     batch: GrowingSample
     of: list[_Relation]

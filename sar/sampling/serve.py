@@ -27,10 +27,9 @@ from sar.sampling.topology import source_ids, target_ids
 
 
 class _Served:
-    """The loaders of this server's trainers, by trainer, and where their epochs are asked for.
+    """One loader for each trainer of this server, and the channel on which batches are asked for.
 
-    There are as many on each server, some of them for nobody. ``end`` is told of a rank that has
-    died.
+    Each server has as many, some for no trainer. ``end`` is called with the error of a dead rank.
     """
 
     def __init__(
@@ -55,7 +54,7 @@ class _Served:
             self._thread.join()
 
     def close(self) -> None:
-        """End it; all servers do."""
+        """Close the loaders and the channel; all servers do."""
         self._join()
         for one in self.loaders.values():
             one.close()
@@ -63,7 +62,7 @@ class _Served:
         self._channel.exchange.group.close()
 
     def _answer(self, iterators: Mapping[int, Iterator[Any]], trainers: list[int]) -> None:
-        """Batches until the trainers have come to the end, or one of them has left it."""
+        """Send batches until the trainers have come to the end of the epoch, or one has left it."""
         channel = self._channel
         channel.exchange.is_over = False
         try:
@@ -85,8 +84,6 @@ class _Served:
 
 
 class Server:
-    """One of the ranks that sample; see :func:`serve`."""
-
     def __init__(self, data: PartitionData, world: Group, num_servers: int, timeout: float) -> None:
         self._data, self._world, self._num_servers = data, world, num_servers
         self._group = world.part(range(num_servers))
@@ -111,7 +108,7 @@ class Server:
             raise error
 
     def _listen(self) -> None:
-        """Answer what is asked for beside batches."""
+        """Answer all requests but those for batches."""
         try:
             while self._answer_one() != Command.LEAVE:
                 pass
@@ -121,7 +118,7 @@ class Server:
             self._outcome.put(None)
 
     def _answer_one(self) -> Command:
-        """Answer once; which command it was."""
+        """Answer one request, and return its command."""
         try:
             command, requests = self._channel.asked()
             if command == Command.TICK:
@@ -152,7 +149,7 @@ class Server:
         return self._dealt(_end_names(self._data, exchange, **requests[0]), exchange)
 
     def _dealt(self, rows: Tensor, exchange: Exchange) -> dict[int, Any]:
-        """To each trainer as many rows, or one more."""
+        """Deal rows out to all trainers, as many to each or one more; those of this server's."""
         size, trainers = self._num_servers, self._channel.num_trainers
         counts = exchange.counts(len(rows))
         first = int(counts[: self._group.rank].sum())
@@ -165,7 +162,7 @@ class Server:
         return {t: about | {"rows": came[came[:, 0] == t, 1:]} for t in self._trainers}
 
     def _sizes(self, requests: list[Any]) -> dict[int, Any]:
-        """How wide a feature is, or how many classes labels have on all servers."""
+        """The width of a feature, or how many classes the labels of all servers have."""
         mine = torch.tensor(_size(self._data, **requests[0]))
         found = int(self._group.all_reduce(mine, "max"))
         return dict.fromkeys(self._trainers, found)
@@ -212,7 +209,7 @@ def serve(
 
 
 def _same(requests: list[Any]) -> Any:
-    """What all trainers ask for. Raises ``ValueError`` where it is not the same."""
+    """The request of all trainers; raises ``ValueError`` where they differ."""
     for trainer, one in enumerate(requests):
         if one != requests[0]:
             raise ValueError(f"trainer {trainer} asks for {one}, trainer 0 for {requests[0]}")
@@ -223,8 +220,7 @@ def _same(requests: list[Any]) -> Any:
 
 
 def _node_names(data: PartitionData, ntype: str | None = None, mask: str | None = None) -> Tensor:
-    """int64 [s] ids of this part's nodes of a type, those in a mask: original ids where the
-    partitions hold them, else global ones."""
+    """int64 [s] ids of this part's nodes (in a mask): original where stored, else global ones."""
     ntype = _ntype(data, ntype)
     ids = data.keys.node_names(ntype)[0]
     return ids if mask is None else ids[_mask(data, ntype, mask)]
@@ -236,7 +232,7 @@ def _end_names(
     etype: str | EType | None = None,
     mask: str | None = None,
 ) -> Tensor:
-    """int64 [s, 2] the same of both ends of this part's edges of a relation; collective."""
+    """int64 [s, 2] such ids of both ends of this part's edges of a relation; collective."""
     book = data.book
     if etype is None and len(book.canonical_etypes) > 1:
         raise ValueError(f"etype: got none, expected one of {book.canonical_etypes}")
@@ -250,8 +246,7 @@ def _end_names(
 
 
 def _size(data: PartitionData, name: str, ntype: str | None, classes: bool) -> int:
-    """Numbers in a row of a feature of nodes; of this part's labels one more than the largest, or
-    the columns of a matrix."""
+    """The width of a node feature; or classes of this part's labels: largest + 1, or columns."""
     rows, _ = column_of(data, _ntype(data, ntype), name, f"name: got {name!r}")
     if not classes:
         return math.prod(rows.shape[1:])

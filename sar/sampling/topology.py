@@ -54,7 +54,6 @@ def topology(
         weight_attr: the edge feature that chances are in proportion to.
         time_attr: the feature that says when a node or an edge came. An edge came when it says so
             itself, else with its source; one that neither says anything about was always there.
-        direction: ``"in"`` or ``"out"``.
 
     Raises ``ValueError`` on every rank for weights and times that do not fit.
     """
@@ -89,7 +88,7 @@ def replicated(own: Topology, group: Group) -> Topology:
 
 
 def _gathered(rows: Tensor, group: Group) -> Tensor:
-    """The rows of all ranks, which may have int32 and int64 ones."""
+    """The rows of all ranks, int64 where any rank's are."""
     told = torch.tensor([len(rows), rows.element_size()])
     counts, sizes = torch.stack(group.all_gather(told)).unbind(1)
     is_wide = rows.dtype == torch.int32 and bool((sizes > rows.element_size()).any())
@@ -204,8 +203,7 @@ def _starts(rows: Tensor, count: int) -> Tensor:
 
 
 def weights_of(data: PartitionData, kind: Kind, name: str, told: str) -> Tensor:
-    """float64 [n] of a part's nodes of a type, or edges of a relation by ascending id; raises for
-    others than a finite number of 0 or more each."""
+    """float64 [n] weights of nodes, or edges by ascending id; raises unless finite, 0 or more."""
     column, full = column_of(data, kind, name, f"{told} {name!r}")
     weights = column.double()
     wrong = ~(weights.isfinite() & (weights >= 0))
@@ -222,8 +220,8 @@ def weights_of(data: PartitionData, kind: Kind, name: str, told: str) -> Tensor:
 
 
 def times_of(data: PartitionData, kind: Kind, time_attr: str) -> Tensor | None:
-    """int64 [n] when this part's nodes of a type, or edges by ascending id, came; ``None`` where
-    they do not say. Raises ``ValueError`` for a column that is no times."""
+    """int64 [n] when this part's nodes, or edges by ascending id, came; ``None`` without a column.
+    Raises ``ValueError`` for a column that is no times."""
     store, prefix = columns_of(data, kind)
     if (name := prefix + time_attr) not in store:
         return None
@@ -238,7 +236,7 @@ def times_of(data: PartitionData, kind: Kind, time_attr: str) -> Tensor | None:
 def _edge_times(
     data: PartitionData, exchange: Exchange, etypes: list[EType], time_attr: str
 ) -> dict[EType, Tensor]:
-    """int64 [E] per relation, by ascending id; those of sources are fetched."""
+    """int64 [E] per relation, by ascending id; of edges without times those of their sources."""
     aged, found, wanted = list[str](), dict[EType, Tensor](), dict[EType, Tensor]()
     with exchange.group.agreed("loader"):
         aged += [n for n in data.book.ntypes if times_of(data, n, time_attr) is not None]
