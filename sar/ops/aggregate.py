@@ -26,11 +26,10 @@ Awaited = list[GradientReturn]  # what the backward of a sum leaves for that bef
 
 
 class _AwaitGradients(Function):
-    """x as it is, in front of :class:`_Aggregate`. Backward waits for the last rounds of gradients.
+    """x as it is, in front of :class:`_Aggregate`; backward waits for the last rounds of gradients.
 
-    What backward still has to compute elsewhere can be computed between the two, see
-    :func:`sar.nn.wire_first`. Between them, the gradients of the owned rows [num_src, width] and
-    two rounds are held, as they are while :class:`_Aggregate` runs. dx = what came home.
+    Other gradients can be computed between the two, see :func:`sar.nn.wire_first`. Until then the
+    gradients of the owned rows [num_src, width] and two rounds are held. dx = what came home.
     """
 
     @staticmethod
@@ -110,17 +109,14 @@ def aggregate(
     policy: Policy,
     weight: Tensor | None = None,
 ) -> Tensor:
-    """Sum or mean of source rows over the edges that end in each owned row; collective.
+    """Sum or mean of source rows over the edges into each owned row, [num_dst, ...]; collective.
 
     Args:
-        x: [num_src, ...] floating point.
+        x: [num_src, ...] floating point. Where it is constant the result may be an earlier call's,
+            see Note [Constant rows]; all ranks agree on what asks for a gradient.
         op: ``"sum"`` or ``"mean"`` (of the weighted messages; 0 for a row without edges).
         weight: [num_edges] per local edge; same dtype as ``x``. For a gradient both are float32,
             float64 or bfloat16 on the CPU.
-
-    Returns:
-        [num_dst, ...] in the dtype of ``x``. Of a constant ``x`` by the policy what an earlier call
-        gave, see Note [Constant rows]; all ranks agree on what asks for a gradient.
     """
     # What follows is no business of modes, which would slow it; it keeps kinds of tensors, though.
     plain = type(x) in (Tensor, Parameter)
@@ -147,16 +143,11 @@ def sends_gradients(node: Any) -> bool:
 
 
 def extreme_of_rows(relation: Relation, x: Tensor, policy: Policy, *, largest: bool) -> Tensor:
-    """The largest or smallest source row, number by number, of the edges that end in each row.
+    """The largest or smallest source row, per feature, of the edges into each row: [num_dst, ...].
 
-    Collective, as is its backward pass. Of equal numbers the edge with the smallest position wins,
-    and gets the gradient alone; NaN wins over every number.
-
-    Args:
-        x: [num_src, ...] owned rows, that there is a kernel ``extremes`` for.
-
-    Returns:
-        [num_dst, ...]; 0 where no edge ends.
+    0 where no edge ends. Of equal numbers the edge with the smallest position wins, and gets the
+    gradient alone; NaN wins over every number. Collective, as is its backward pass. There must be a
+    kernel ``extremes`` for ``x`` [num_src, ...].
     """
     flat = x.reshape(len(x), math.prod(x.shape[1:])).contiguous()
     out = _Extreme.apply(flat, relation, policy, largest)
@@ -215,16 +206,10 @@ def weight_gradient(
     relation: Relation, x: Tensor, dout: Tensor, scale: Tensor | None, policy: Policy,
     kept: Sequence[Tensor] = (),
 ) -> Tensor:  # fmt: skip
-    """dw_e = s_i <x_j, dout_i> for the local edges e = (j -> i); streams x again; collective.
+    """dw_e = s_i <x_j, dout_i> for the local edges e = (j -> i): [num_edges] in the wide dtype.
 
-    Args:
-        x: [num_src, width] owned rows, contiguous.
-        dout: [num_dst, width].
-        scale: [num_dst] s, wide dtype; ``None`` is 1.
-        kept: the halo of each round, where the policy keeps it.
-
-    Returns:
-        [num_edges] in the wide dtype of ``x``; as large as the weight itself.
+    Streams x [num_src, width], contiguous, again; collective. ``scale`` is s, [num_dst] in the wide
+    dtype, ``None`` for 1; ``kept`` has the halo of each round, where the policy keeps it.
     """
     wide = wide_dtype(x.dtype)
     dweight = torch.empty(relation.num_edges, dtype=wide)
@@ -235,10 +220,8 @@ def weight_gradient(
 
 
 def check_reduction(relation: Any, x: Any, op: str, edge_weight: Tensor | None = None) -> None:
-    """Raise ``ValueError`` or ``TypeError`` for rows, weights or a reduction that do not fit.
-
-    A kernel reads rows by their numbers alone, so a tensor that is too short would be read beyond.
-    """
+    """Raise ``ValueError`` or ``TypeError`` for arguments that do not fit: kernels check no bounds,
+    and would read beyond the end of a tensor that is too short."""
     if op not in REDUCTIONS:
         raise ValueError(f"op: got {op!r}, expected one of {', '.join(REDUCTIONS)}")
     if not isinstance(x, Tensor) or not x.is_floating_point():

@@ -1,15 +1,14 @@
-"""Backward of additive attention where edges start, in place of where they end.
-
-A layer with 4 heads of 64 sends 276 numbers a row backward, not 520.
+"""Backward of additive attention where edges start, instead of where they end.
 
 Note [At the sources]. The gradients of an edge j -> i take v_j and k_j of its source, and of its
 destination do_i and four numbers a head: q_i, m_i, 1 / s_i and delta_i. Computed where the edge
 ends, v_j and k_j travel there and their gradients travel back: twice H (D + 1) numbers a row.
-Where it starts, what is known of i travels there, H (D + 4) numbers, and dq_i back, H of them;
+Computed where it starts, H (D + 4) numbers of i travel there and dq_i, H numbers, travels back;
 dv_j and dk_j are where they belong. Where about as many rows have edges to other ranks as from
-them, that is half. The edges out of owned rows are told once (:class:`OutEdges`) and take
-the place of edges by source among those that end here. Policies that keep one orientation only do
-without, and so do scores that are not additive.
+them, that is half: 276 numbers a row, not 520, with 4 heads of 64. The edges out of owned rows are
+sent to the ranks of their sources once (:class:`OutEdges`) and replace the edges by source among
+those that end here. Policies that keep one orientation only do without, and so do scores that are
+not additive.
 """
 
 from __future__ import annotations
@@ -33,10 +32,8 @@ from sar.stream import GradientMessages, GradientReturn, HaloPlan, fetch
 
 
 def backward_of(sources: Sources) -> Callable[..., Any]:
-    """:class:`BackwardAtSources` or :class:`Backward`: chosen once a relation, collective then.
-
-    The former where it sends less and its rounds fit into the memory budget.
-    """
+    """:class:`BackwardAtSources` where it sends less and its rounds fit the memory budget, else
+    :class:`Backward`; chosen once a relation, which is collective."""
     spec, policy, parts = sources.spec, sources.spec.policy, sources.parts
     relation = spec.relation
     whole = policy.rematerialize and policy.structure == "both" and policy.exchange == "auto"
@@ -58,12 +55,12 @@ def backward_of(sources: Sources) -> Callable[..., Any]:
 
 
 def _row_bytes(spec: Attention, itemsize: int) -> int:
-    """What travels of a destination, and comes home."""
+    """Bytes of a destination that travel to its sources, and of its dq that comes home."""
     return spec.scores.heads * (spec.scores.width + 4 + 1) * itemsize
 
 
 class OutEdges:
-    """Edges that start in owned rows and end in rows of others, 4 bytes each once they are told.
+    """Edges that start in owned rows and end in rows of others, 4 bytes each once they are known.
 
     Collective. Each method gets ``relation``, the edges that end in owned rows: it is not kept.
 
@@ -88,12 +85,9 @@ class OutEdges:
         self._keys: Tensor | None = None
 
     def shards(self, relation: Relation, num_rounds: int, *, order: bool) -> list[Csc]:
-        """One a round, by owned row; the other ends index the rows that come in it.
+        """One shard a round, by owned row; the other ends index the rows that come in that round.
 
-        Collective when a number of rounds, or ``order``, is asked for the first time.
-
-        Args:
-            order: with the position of each edge in :meth:`keys`.
+        Collective when a number of rounds, or ``order`` (positions in :meth:`keys`), is new.
         """
         known = self._shards.get(num_rounds)
         if known is None or (order and any(csc.order is None for csc in known)):
@@ -112,7 +106,7 @@ class OutEdges:
         return self._keys
 
     def _hear(self, relation: Relation) -> ShardStore:
-        """Their ends from where they end, in no order that matters."""
+        """Receive both ends of these edges, in any order, from the ranks where they end."""
         edges, spans = relation.arrays(), _remote_spans(relation)
         ends = [
             torch.searchsorted(self.plan.rows_for(peer), edges.dst[span], out_int32=True)
@@ -127,12 +121,12 @@ class OutEdges:
         return ShardStore(self.plan, 0, relation.num_src, arrays)
 
     def _tell(self, numbers: Tensor) -> Tensor:
-        """A number of each edge, to the owner of its source."""
+        """Send one number per edge to the owner of its source."""
         return self.plan.group.all_to_all(numbers, self._told, self._heard)
 
 
 def _remote_spans(relation: Relation) -> list[slice]:
-    """Where in a relation's arrays the edges are that start on each rank; none of the own."""
+    """For each rank, where the edges that start there are in a relation; none for the own rank."""
     bounds, rank = pairwise(relation.offsets), relation.group.rank
     return [slice(low, low if peer == rank else high) for peer, (low, high) in enumerate(bounds)]
 
@@ -140,9 +134,7 @@ def _remote_spans(relation: Relation) -> list[slice]:
 class BackwardAtSources:
     """One backward pass where edges start: the own shard, then rounds that send queries' gradients.
 
-    Args:
-        edges: out of owned rows.
-        incoming: with the queries, which have no weight.
+    ``edges`` are those out of owned rows; ``incoming`` includes the queries, which have no weight.
     """
 
     def __init__(
@@ -178,7 +170,7 @@ class BackwardAtSources:
         return [self.dvalue.rows, self.dkey.rows], dquery, None
 
     def _local(self) -> Tensor:
-        """Over the edges between owned rows: the gradient of the queries."""
+        """dq [num_dst, H] of the edges between owned rows."""
         spec, order = self.spec, self.spec.dropout is not None
         (csr,) = spec.relation.store.transposed(LOCAL, spec.policy, order=order)
         dquery = self.dkey.rows.new_empty((len(self.incoming.dout), spec.scores.heads))
@@ -187,14 +179,15 @@ class BackwardAtSources:
     def _shard(
         self, csr: Csc, incoming: Incoming, mask: Mask | None, dquery: Tensor, *, adds: bool
     ) -> Tensor:
-        """Take in a shard's gradients of values and keys; ``dquery`` filled with the queries'."""
+        """Write a shard's gradients of values and keys, or add them; ``dquery`` gets the
+        queries'."""
         parts = dquery.new_zeros((torch.get_num_threads(), *dquery.shape))
         own = self.key, self.value, incoming, self.dkey, self.dvalue, parts
         attend_grad_additive(csr, self.spec.scores, *own, mask, adds)
         return torch.sum(parts, 0, out=dquery)
 
     def _mask(self) -> Mask | None:
-        """Of the edges out of owned rows."""
+        """The dropout of the edges out of owned rows."""
         if self.spec.mask is None:
             return None
         return replace(self.spec.mask, keys=self.edges.keys(self.spec.relation))

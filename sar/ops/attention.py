@@ -28,17 +28,13 @@ def attention(
 ) -> Tensor:
     """o_i = sum over edges e = (j -> i) of a_e v_j with a = softmax of scores; collective.
 
-    The scores are those of :mod:`sar.kernels.attention`.
+    The scores are those of :mod:`sar.kernels.attention`. o is [num_dst, H * D], 0 without edges.
 
     Args:
         value: [num_src, H * D] owned rows, float32, float64 or bfloat16.
-        key: [num_src, H] for additive scores, else [num_src, H * D]; ``None``: the values are the
-            keys.
+        key: [num_src, H] for additive scores, else [num_src, H * D]; ``None``: the values.
         query: [num_dst, H] for additive scores, else [num_dst, H * D].
         weight: [H * D] of mixed scores.
-
-    Returns:
-        [num_dst, H * D] in the dtype of ``value``; 0 where no edge ends.
     """
     with without_modes():  # modes would slow it
         spec = agreed(spec, {"values": value, "keys": key, "queries": query, "weight": weight})
@@ -48,11 +44,10 @@ def attention(
 def attention_backward(
     sources: Sources, query: Tensor, weight: Tensor, incoming: Incoming, wanted: bool
 ) -> tuple[list[Tensor], Tensor, Tensor | None]:
-    """Gradients of the sources, of the queries and of the weight, in the wide dtype; collective.
+    """Gradients of the sources, the queries and the weight, in the wide dtype; collective.
 
-    Args:
-        incoming: of additive scores with the queries.
-        wanted: whether anybody asks for gradients of the sources.
+    ``incoming`` includes the queries for additive scores; ``wanted``: somebody asks for gradients
+    of the sources.
     """
     kind = backward_of(sources) if wanted else Backward
     return kind(sources, query, weight, incoming, wanted).run()
@@ -128,6 +123,6 @@ def _read(
     spec: Attention, value: Tensor, key: Tensor | None, query: Tensor, weight: Tensor | None,
     kept: list[Tensor] | None = None,
 ) -> tuple[Sources, Tensor]:  # fmt: skip
-    """The sources, and a weight of no numbers where there is none."""
+    """The source rows, and an empty weight where there is none."""
     parts = [part for part in (value, key) if part is not None]
     return Sources(spec, parts, kept), query.new_zeros(0) if weight is None else weight

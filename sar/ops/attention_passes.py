@@ -52,13 +52,12 @@ class Attention:
 
     @property
     def mask(self) -> Mask | None:
-        """The dropout with the keys of the local edges."""
         if self.dropout is None:
             return None
         return Mask(self.relation.keys, *self.dropout)
 
     def end_pass(self) -> None:
-        """Let buffers of rounds go, whose rows are wide: dense layers need the memory, too."""
+        """Free buffers of rounds, whose rows are wide: dense layers need the memory, too."""
         group = self.relation.group
         idle = _IDLE if group.has_wire else _IDLE_WITHOUT_WIRE
         group.pool.shrink(0 if self.window == 1 else idle)
@@ -69,17 +68,16 @@ class Attention:
         return [store.local(order=order), *store.shards(num_rounds, order=order)]
 
     def transposed(self, num_rounds: int) -> Iterator[Csc]:
-        """Like :meth:`shards`, by source."""
+        """The same edges as :meth:`shards`, by source."""
         for number in (LOCAL, num_rounds):
             order = self.dropout is not None
             yield from self.relation.store.transposed(number, self.policy, order=order)
 
 
 def agreed(spec: Attention, read: Mapping[str, Tensor | None]) -> Attention:
-    """The attention as it is computed now, after the ranks have agreed what asks for gradients.
+    """The attention as it is computed now, once the ranks agree on which inputs ask for gradients.
 
-    Args:
-        read: values, keys where they are others, then what else is read, or rows like them.
+    ``read`` maps names to values, keys (``None`` where values are the keys), and what else is read.
     """
     given = [(name, tensor) for name, tensor in read.items() if tensor is not None]
     agree_on_gradients(spec.relation.plan, given, 1 if read["keys"] is None else 2)
@@ -92,8 +90,7 @@ class Step:
 
     Attributes:
         rows: values and keys: owned tensors, or those of a round side by side in one.
-        round, halo: of a round, and what came; ``None`` for the owned rows.
-        stream: where the halo comes from.
+        round, halo: the round and the rows that came in it; ``None`` for the owned rows.
     """
 
     rows: Sequence[Tensor]
@@ -102,7 +99,7 @@ class Step:
     stream: Stream | None = None
 
     def free(self) -> None:
-        """The rows are used: gradients that come home may take the memory of those that came."""
+        """Drop the rows: gradients that come home may take their memory."""
         self.rows, self.halo = (), None
         if self.stream is not None:
             self.stream.free()
@@ -111,9 +108,8 @@ class Step:
 class Sources:
     """Values and keys of the owned rows, which travel in both passes; their gradients go home.
 
-    Args:
-        parts: values and, if they are others, keys.
-        kept: the halo of each round, as the forward pass has left it where the policy keeps it.
+    ``parts`` are values and, if they are others, keys. ``kept`` is the halo of each round from the
+    forward pass, where the policy keeps it.
     """
 
     travel = True  # values and keys themselves
@@ -129,11 +125,8 @@ class Sources:
         self.num_rounds = spec.relation.plan.num_rounds(spec.policy, row_bytes)
 
     def steps(self, window: int, ahead: bool = False, learns: bool = False) -> Iterator[Step]:
-        """The owned rows, then those of each round; overwritten when the next is taken.
-
-        Args:
-            learns: this is a forward pass, whose rows are kept where the policy says so.
-        """
+        """Step through the owned rows, then those of each round; overwritten when the next is
+        taken. With ``learns``, in a forward pass, rows are kept where the policy says so."""
         rounds = self.spec.relation.plan.rounds(self.num_rounds)
         keeps = learns and not self.kept and not self.spec.policy.rematerialize
         if self.kept:
@@ -163,12 +156,12 @@ class Sources:
         home.settle()  # meanwhile the next rows travel, which may take the memory afterwards
 
     def with_shares(self, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        """Gradients of what made the rows with the shares of halo rows that went nowhere."""
+        """Gradients of what made the rows, with what halo rows add on this rank: here, nothing."""
         return grads
 
 
 def attention_forward(sources: Sources, query: Tensor, weight: Tensor) -> tuple[Tensor, Normalizer]:
-    """out [num_dst, H * D] and what normalizes weights."""
+    """out [num_dst, H * D], and m and 1 / s, which normalize the weights."""
     spec = sources.spec
     scores, query, weight = spec.scores, widened(query), widened(weight)
     running = Running.start(len(query), scores.heads, scores.width, query)
@@ -181,7 +174,7 @@ def attention_forward(sources: Sources, query: Tensor, weight: Tensor) -> tuple[
 
 
 def _columns(scores: Scores, rows: Sequence[Tensor]) -> tuple[Columns, Columns]:
-    """Values and keys of owned tensors or of packed halo rows, in the wide dtype."""
+    """Values and keys, in the wide dtype, of owned tensors or of packed halo rows."""
     wide = list(map(widened, rows))
     value = Columns(wide[0])
     width = scores.heads * scores.width
@@ -191,7 +184,7 @@ def _columns(scores: Scores, rows: Sequence[Tensor]) -> tuple[Columns, Columns]:
 
 
 def widened(tensor: Tensor) -> Tensor:
-    """The values of a tensor in the dtype to accumulate in, contiguous."""
+    """A tensor without history, contiguous, in the dtype that sums accumulate in."""
     rows = tensor.detach()
     return (rows if rows.dtype in _WIDE else rows.to(wide_dtype(rows.dtype))).contiguous()
 
@@ -199,8 +192,7 @@ def widened(tensor: Tensor) -> Tensor:
 class Backward:
     """One backward pass where edges end: the own shard, then rounds whose gradients go home.
 
-    Args:
-        wanted: whether anybody asks for gradients of the sources; without, none are sent.
+    Without ``wanted``, nobody asks for gradients of the sources, and none are sent.
     """
 
     def __init__(

@@ -1,8 +1,4 @@
-"""Tensors that a message function uses besides its arguments: who finds them, who gets gradients.
-
-How they are found is the business of whoever makes the function, a :class:`Captures` that comes
-with it; the passes only say when.
-"""
+"""Tensors that a message function uses besides its arguments: how they are found and replaced."""
 
 from __future__ import annotations
 
@@ -14,26 +10,26 @@ from torch import Tensor
 
 
 class Recording(Protocol):
-    """Notes, while it is entered, which tensors functions use; may be entered again and again."""
+    """Notes, while it is entered, which tensors functions use; may be entered several times."""
 
     def __enter__(self) -> Any: ...
 
     def __exit__(self, *_: Any) -> Any: ...
 
     def tensors(self) -> list[Tensor]:
-        """What was found, in the order it was met, after what was known before."""
+        """The tensors found, those known before first, in the order in which they were used."""
 
 
 class Captures(Protocol):
-    """Finds the tensors that a function captures, and puts aliases in their places."""
+    """Finds the tensors that a function captures, and replaces them by aliases."""
 
     def record(self, known: Iterable[Tensor] = ()) -> Recording:
-        """To be entered around calls of the function in forward; ``known`` are found already."""
+        """Entered around calls of the function in forward; ``known`` are found already."""
 
     def replace(
         self, captures: Sequence[Tensor], aliases: Sequence[Tensor]
     ) -> AbstractContextManager:
-        """To be entered around a call in backward, which then uses the aliases instead."""
+        """Entered around a call in backward, which then uses the aliases instead."""
 
 
 class _Nothing(nullcontext):
@@ -42,17 +38,15 @@ class _Nothing(nullcontext):
 
 
 class NoCaptures:
-    """Of a function that uses its arguments alone."""
+    """Captures of a function that uses its arguments alone; ``ValueError`` for any tensor."""
 
     def record(self, known: Iterable[Tensor] = ()) -> Recording:
-        """Finds nothing. Raises ``ValueError`` where something is known."""
         self._refuse(known)
         return _Nothing()
 
     def replace(
         self, captures: Sequence[Tensor], aliases: Sequence[Tensor]
     ) -> AbstractContextManager:
-        """Replaces nothing. Raises ``ValueError`` where something is to be replaced."""
         self._refuse(captures)
         return nullcontext()
 

@@ -1,9 +1,9 @@
 """Mailboxes: a function of all messages of a destination at once, block by block.
 
-What a function like an LSTM over the neighbours needs is not a running reduction: the messages of
-a destination come from all partitions, so the whole halo of the layer is held in one table while
-the blocks run, and only then. Messages and mailboxes exist for one block of destinations. Backward
-has the halo again, blocks under grad, and sends gradients home in one table.
+A function like an LSTM over the neighbours is no running reduction: the messages of a destination
+come from all partitions, so the whole halo of the layer is in one table while the blocks run.
+Messages and mailboxes exist for one block of destinations. Backward fetches the halo again, runs
+blocks under grad, and sends gradients home from one table.
 """
 
 from __future__ import annotations
@@ -58,18 +58,15 @@ def run_mailbox(
         messages, inputs: as for :func:`sar.ops.run_messages`.
         mail: the messages on no edges: trailing shapes and dtypes.
         reduce: its function takes mailboxes [n, in-degree, ...] of n destinations of equal
-            in-degree, messages in ascending position, and ``columns``' rows; gives [n, ...]. What
-            both functions capture, its ``capturing`` finds.
+            in-degree, messages in ascending position, and ``columns``' rows; gives [n, ...]. Its
+            ``capturing`` finds what both functions capture.
         columns: [num_dst, ...] each.
         like: the results on no rows.
         name: of the function, for warnings.
 
-    Returns:
-        [num_dst, ...] per result; 0 for destinations without edges.
-
-    Raises:
-        The error of a function on any rank, on every rank; ``ValueError`` when ranks differ in
-        the number of source columns.
+    Returns [num_dst, ...] per result; 0 for destinations without edges. Raises the error of a
+    function on any rank, on every rank; ``ValueError`` when ranks differ in the number of source
+    columns.
     """
     edges = MessagePass.of(relation, messages, "mailbox", policy, inputs)
     boxes = Inputs(list(mail), list(columns), [])
@@ -92,7 +89,7 @@ def run_mailbox(
 
 
 def _agree_sources(relation: Relation, count: int) -> None:
-    """Ranks that read other columns would fetch rows of other widths, or not at all."""
+    """``ValueError`` on all ranks that differ: they would fetch rows of other widths, or none."""
     found = [int(t) for t in relation.group.all_gather(torch.tensor(count))]
     if len(set(found)) > 1:
         raise ValueError(
@@ -104,7 +101,7 @@ def _agree_sources(relation: Relation, count: int) -> None:
 def _agree_grads(
     relation: Relation, src: Sequence[Tensor], tensors: Sequence[Tensor]
 ) -> tuple[list[bool], bool]:
-    """Which source gradients any rank wants, and whether this rank must be made to join."""
+    """Which source gradients any rank wants, and whether this rank must join others in backward."""
     enabled = torch.is_grad_enabled()
     own = any(t.requires_grad for t in tensors) and enabled
     wants = torch.tensor([own, *(t.requires_grad and enabled for t in src)], dtype=torch.int64)
@@ -116,7 +113,7 @@ def _agree_grads(
 def _forward(
     spec: MailboxPass, inputs: list[Tensor], recorded: Recording
 ) -> tuple[list[Tensor], Tensor | None]:
-    """Fetch the halo and run every block; returns the results and the table, if it is kept."""
+    """Fetch the halo and run every block; the results, and the table if it is kept."""
     relation, policy = spec.messages.relation, spec.messages.policy
     src, dst, edge, columns = spec.split(inputs)
     layout, packed = pack_rows(src)
@@ -147,7 +144,7 @@ def _forward(
 def _warn_of_memory(
     spec: MailboxPass, layout: RowLayout | None, mail: Sequence[Tensor], name: str
 ) -> None:
-    """Of what is held at once: the whole halo, and the mailbox of a hub."""
+    """Warn that the whole halo is held at once, and of the mailbox of a hub."""
     relation = spec.messages.relation
     rows, degree = sum(relation.plan.recv_counts), relation.mailbox_edges.max_in_degree
     if rows and layout is not None:
@@ -167,7 +164,7 @@ def _warn_of_memory(
 
 
 def _warn_once(key: tuple[str, str, int], text: str) -> None:
-    """Once per function and width of rows; a training loop calls it again and again."""
+    """Warn once per function and width of rows, not at each call of a training loop."""
     if key not in _warned:
         _warned.add(key)
         warnings.warn(text, stacklevel=2)
@@ -191,7 +188,7 @@ class MailboxPass:
     block_edges: int
 
     def split(self, values: list) -> tuple[list, list, list, list]:
-        """One value per input: the messages' source, destination and edge, the function's rows."""
+        """Source, destination and edge inputs of the messages, then the columns of the function."""
         src, dst, edge = self.messages.split(values)
         start = len(src) + len(dst) + len(edge)
         return src, dst, edge, list(values[start : start + self.reduce.num_dst])
@@ -205,12 +202,7 @@ class MailboxPass:
         node_rows: Rows,
         mode: AbstractContextManager,
     ) -> Rows:
-        """The results [n, ...] of a block's destinations.
-
-        Args:
-            src_rows, dst_rows, edge_rows: [e, ...] that the messages read.
-            node_rows: [n, ...] that the function reads.
-        """
+        """Results [n, ...] of a block, from [e, ...] rows of edges and [n, ...] of destinations."""
         mail = self._mail(block, src_rows, dst_rows, edge_rows, mode)
         parts: list[Rows] = []
         row = edge = 0
@@ -254,7 +246,7 @@ class MailboxPass:
 
 
 def fetch_table(spec: MailboxPass, layout: RowLayout, packed: Tensor) -> Tensor:
-    """[num_src + halo, width]: the owned rows, then the whole halo; fetched in rounds."""
+    """Fetch [num_src + halo, width], in rounds: the owned rows, then the whole halo."""
     relation = spec.messages.relation
     plan, starts = relation.plan, relation.halo_starts
     num_rounds = plan.num_rounds(spec.messages.policy, row_bytes(spec.messages, layout))
@@ -268,7 +260,7 @@ def fetch_table(spec: MailboxPass, layout: RowLayout, packed: Tensor) -> Tensor:
 
 
 def return_table(spec: MailboxPass, layout: RowLayout, table: Tensor) -> Tensor:
-    """[num_src, width]: the owned rows' gradients with those that come home from other ranks."""
+    """Send the halo's gradients home: [num_src, width] gradients of the owned rows, complete."""
     relation = spec.messages.relation
     plan, starts = relation.plan, relation.halo_starts
     own = table[: relation.num_src]
@@ -320,7 +312,6 @@ class MailboxBackward:
     def run(
         self, tensors: Sequence[Tensor], needs: Sequence[bool], grads: list[Tensor]
     ) -> list[Tensor | None]:
-        """See :class:`sar.ops.message_passes.Backward`."""
         spec, table, relation = self.spec, self.kept, self.spec.messages.relation
         src, *sides = spec.split([t.detach() for t in tensors])
         own_needs, *others = spec.split(list(needs))

@@ -1,7 +1,5 @@
-"""The stream of a message pass: shards in rounds, edges in blocks, one function call a block.
-
-Several tensors travel in one row, so that a round is one message whatever a function reads.
-"""
+"""The stream of a message pass: shards in rounds, edges in blocks, one function call a block. All
+source tensors travel packed in one row, so that a round is one message."""
 
 from __future__ import annotations
 
@@ -32,13 +30,8 @@ _ALIGNMENT = 16  # bytes; every dtype's columns start on a multiple of its size
 
 
 class Inputs(NamedTuple):
-    """The tensors that a message function reads, by side, in its order.
-
-    Attributes:
-        src: [num_src, ...] owned rows of the source type.
-        dst: [num_dst, ...] destination rows.
-        edge: [num_edges, ...] local edges.
-    """
+    """Tensors that a message function reads, in its order: of owned rows of the source type
+    [num_src, ...], of destination rows [num_dst, ...] and of local edges [num_edges, ...]."""
 
     src: list[Tensor]
     dst: list[Tensor]
@@ -46,12 +39,8 @@ class Inputs(NamedTuple):
 
 
 class Weighting(NamedTuple):
-    """How messages depend on the softmax of scores: each element on the weight of one.
-
-    Attributes:
-        num_scores: H, of an edge.
-        label: int64 [width] which of them weighs each element of a message.
-    """
+    """Messages weighed by a softmax of ``num_scores`` scores of an edge, H; ``label``, int64
+    [width], says which of them weighs each element of a message."""
 
     num_scores: int
     label: Tensor
@@ -123,7 +112,6 @@ class MessagePass:
     def of(
         cls, relation: Relation, messages: Messages, reduce: str, policy: Policy, inputs: Inputs
     ) -> MessagePass:
-        """The pass of messages that read ``inputs``."""
         src, dst, edge = map(len, inputs)
         seed = int(torch.randint(2**62, (1,))) if messages.is_udf else 0
         return cls(relation, messages, reduce, policy, src, dst, edge, seed)
@@ -142,7 +130,7 @@ class MessagePass:
         mode: AbstractContextManager | None = None,
         weigh: Weigh | None = None,
     ) -> Rows:
-        """The function with the random numbers and the autocast state that belong to the block."""
+        """Call the function with the random numbers and autocast state that belong to the block."""
         given = [src_rows, dst_rows, edge_rows, block.position, *([] if weigh is None else [weigh])]
         if not self.messages.is_udf:
             return self.messages.function(*given)
@@ -168,10 +156,7 @@ class Block:
 
 
 class RowLayout:
-    """Where each tensor's columns lie in a packed row.
-
-    Tensors of one dtype are packed in it; different dtypes are packed as bytes.
-    """
+    """Where each tensor's columns lie in a packed row; different dtypes are packed as bytes."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self.shapes = [t.shape[1:] for t in tensors]
@@ -202,7 +187,7 @@ class RowLayout:
         return packed
 
     def unpack(self, packed: Tensor) -> list[Tensor]:
-        """Views of the columns, shaped as the tensors were."""
+        """Views of the columns in the shapes of the tensors; copies where dtypes are mixed."""
         parts = []
         for (low, high), shape, dtype in zip(self.bounds, self.shapes, self.dtypes, strict=True):
             columns = packed[:, low:high]
@@ -212,26 +197,25 @@ class RowLayout:
         return parts
 
     def add_rows(self, target: Tensor, idx: Tensor, parts: Sequence[Tensor | None]) -> None:
-        """target[idx] += the columns of those ``parts`` that are there; one dtype is packed."""
+        """target[idx] += the columns of ``parts`` that are not ``None``; of one dtype only."""
         for part, (low, high) in zip(parts, self.bounds, strict=True):
             if part is not None:
                 add_rows(target[:, low:high], idx, flat_rows(part).to(target.dtype))
 
 
 def flat_rows(tensor: Tensor) -> Tensor:
-    """[rows, numbers of a row]; a view where there can be one."""
+    """The tensor as [rows, numbers of a row]; a view where there can be one."""
     return tensor.reshape(len(tensor), math.prod(tensor.shape[1:]))
 
 
 def sum_layout(tensors: Sequence[Tensor]) -> RowLayout | None:
-    """Of the sums of rows like those of ``tensors``, all in one wide dtype, so that they can be
-    added up in place; ``None`` where there are none."""
+    """The layout of sums of such rows, in one wide dtype so that they are added in place."""
     wide = reduce(torch.promote_types, [wide_dtype(t.dtype) for t in tensors], torch.bfloat16)
     return RowLayout([t[:0].to(wide) for t in tensors]) if tensors else None
 
 
 def pack_rows(src: list[Tensor]) -> tuple[RowLayout | None, Tensor | None]:
-    """The source rows as one message; nothing when the function reads none."""
+    """The source rows packed as one message; ``None`` when the function reads none."""
     if not src:
         return None, None
     layout = RowLayout(src)
@@ -239,19 +223,18 @@ def pack_rows(src: list[Tensor]) -> tuple[RowLayout | None, Tensor | None]:
 
 
 def rows_at(tensors: Sequence[Tensor], idx: Tensor) -> Rows:
-    """Rows ``idx`` of each tensor."""
     return [t.index_select(0, idx) for t in tensors]
 
 
 def unpack_rows(layout: RowLayout | None, rows: Tensor | None, idx: Tensor) -> list[Tensor]:
-    """[e, ...] source rows of a block."""
+    """The source rows [e, ...] of a block; none when the function reads none."""
     if layout is None or rows is None:
         return []
     return layout.unpack(rows.index_select(0, idx))
 
 
 def row_bytes(spec: MessagePass, layout: RowLayout | None) -> int:
-    """What rounds of this pass are chosen by; forward and backward use the same."""
+    """Bytes by which rounds of this pass are chosen, in forward as in backward."""
     size = spec.pushed_bytes
     if layout is not None:
         size += 2 * layout.row_bytes  # backward: rows in, gradients out
@@ -264,11 +247,8 @@ def each_block(
 ) -> Iterator[tuple[Step, Iterator[tuple[Block, Rows]]]]:  # fmt: skip
     """The steps of a pass, each with its blocks and the source rows of their edges; collective.
 
-    Args:
-        src, edge: inputs.
-        others: what else there is a row of for each edge.
-        keep: a list that gets the packed rows of each round. kept: such a list, to be read.
-        fetches: source rows matter; else only their shapes do, and nothing travels.
+    ``others`` are what else has a row for each edge. ``keep`` gets the packed rows of each round,
+    ``kept`` has them. Without ``fetches`` only the shapes of source rows matter: nothing travels.
     """
     layout, packed = pack_rows(src)
     size = block_size(spec, layout, others)
@@ -286,7 +266,7 @@ def each_block(
 
 
 def _blocks(spec: MessagePass, step: Step, kinds: Rows, size: int) -> Iterator[Block]:
-    """The edges of a step in blocks of at most ``size``; ``kinds``: for ``sort_by``."""
+    """Edges of a step in blocks of at most ``size``; ``kinds`` are edge inputs, for ``sort_by``."""
     messages = spec.messages
     for index, (src, dst, position) in enumerate(step.shard.edge_blocks(size)):
         if messages.ordered:  # as the function would see them in DGL

@@ -1,7 +1,4 @@
-"""The two passes of messages: blocks are computed and reduced, and again under grad in backward.
-
-Gradients of what functions read are collected in the dtype that sums keep.
-"""
+"""The two passes of messages: blocks are computed and reduced, and again under grad in backward."""
 
 from __future__ import annotations
 
@@ -34,7 +31,7 @@ Grad = Tensor | None
 def reduce_messages(
     spec: MessagePass, inputs: Sequence[Tensor], like: Sequence[Tensor], recorded: Recording
 ) -> tuple[list[Reducer], list[Tensor]]:
-    """Run every block in stream order; returns the filled reducers and the halo, if kept."""
+    """Run every block in stream order: the filled reducers, and each halo if it is kept."""
     relation, weighting = spec.relation, spec.messages.weighting
     src, dst, edge = spec.split(inputs)
     num_rows = relation.num_edges if spec.reduce == "edges" else relation.num_dst
@@ -65,7 +62,7 @@ class Backward(Protocol):
 
 
 class Recomputed(Function):
-    """out = f(tensors), which was computed before: so what f captured is among the tensors.
+    """out = f(tensors), computed before this call: only then is it known what f captured.
 
     =======  =============  =====================================================
     tensor   shape          owner and lifetime
@@ -139,7 +136,6 @@ class MessageBackward:
     def run(
         self, tensors: Sequence[Tensor], needs: Sequence[bool], grads: list[Tensor]
     ) -> list[Grad]:
-        """See :class:`Backward`."""
         spec, reducers, weights = self.spec, self.reducers, None
         softmax = softmax_sum(reducers)
         if softmax is not None and softmax.is_written:
@@ -202,18 +198,16 @@ class MessageBackward:
 
 
 class BlockGrads:
-    """What one backward pass collects from the blocks that it computes again.
+    """Gradients that one backward pass sums, in wide dtypes, over the blocks it computes again.
 
     Args:
-        src: [num_src, ...] owned source rows that the function reads.
-        sides: what else it reads, by whose rows these are.
-        needs_src, needs: of each of them, whether a gradient is collected.
+        sides: what the function reads besides ``src``, by whose rows these are.
+        needs_src, needs: of each tensor, whether its gradient is collected.
         captures: what the forward recorded; each gets an alias, see Note [Captured tensors].
         hidden: leaves that the function uses where no torch function shows them.
 
     Attributes:
         layout: of rows of the sources' gradients; ``None`` where none is collected.
-        aliases: of ``captures``.
     """
 
     def __init__(
@@ -234,13 +228,13 @@ class BlockGrads:
         ]
 
     def blank(self, num_rows: int, device: torch.device) -> Tensor | None:
-        """[num_rows, width] zeros that collect the sources' gradients, if any is collected."""
+        """[num_rows, width] zeros for the sources' gradients; ``None`` where none is collected."""
         if self.layout is None:
             return None
         return torch.zeros((num_rows, self.layout.width), dtype=self.layout.dtype, device=device)
 
     def leaves(self, src: Rows, at: Sequence[Tensor]) -> list[Rows]:
-        """Rows of a block that get gradients of their own: ``src``, then those ``at`` each side."""
+        """Rows of a block, ``src`` and those ``at`` each side, as leaves that get gradients."""
         taken = [src, *map(rows_at, self.sides, at)]
         each = zip(taken, [self.needs_src, *self.needs], strict=True)
         return [list(map(detached_leaf, rows, needs)) for rows, needs in each]
@@ -251,10 +245,8 @@ class BlockGrads:
     ) -> None:  # fmt: skip
         """Add a block's share to every gradient.
 
-        Args:
-            pairs: results of the block and their gradients.
-            rows: what :meth:`leaves` gave for the same ``at``.
-            src_idx: rows of ``target`` that the gradients of source rows are added to.
+        ``pairs`` are results of the block with their gradients, ``rows`` what :meth:`leaves` gave
+        for the same ``at``; gradients of source rows are added to rows ``src_idx`` of ``target``.
         """
         inputs = [t for side in rows for t in side if t.requires_grad]
         if not pairs or not (inputs or self._captured):
@@ -279,7 +271,7 @@ class BlockGrads:
                     add_rows(flat_rows(total), idx, flat_rows(grad.to(total.dtype)))
 
     def results(self, home: Tensor | None) -> tuple[list[Grad], list[Grad], list[Tensor]]:
-        """Gradients of the sources, which came ``home``, of the sides, and of captured tensors."""
+        """Gradients of the sources, from rows ``home``, of the sides, and of captured tensors."""
         parts = iter([] if home is None or self.layout is None else self.layout.unpack(home))
         src = [
             next(parts).to(t.dtype) if needed else None

@@ -38,17 +38,15 @@ def run_messages(
 
     Args:
         reduce: ``"sum"``, ``"max"`` or ``"min"`` per destination, or ``"edges"``: keep them.
-        inputs: what the message function reads.
         like: the function's outputs on no or some edges: trailing shapes and dtypes.
 
     Returns:
         One tensor per output: [num_dst, ...], or [num_edges, ...] for ``reduce="edges"``. Rows
         that no edge reaches are 0.
 
-    Raises:
-        NotSupportedError: an unknown reduction.
-        TypeError: messages to be reduced are not floating point.
-        ValueError: on every rank, an input requires a gradient on some ranks only.
+    Raises ``NotSupportedError`` for an unknown reduction, ``TypeError`` for messages to reduce that
+    are not floating point, and ``ValueError`` on every rank where an input requires a gradient on
+    some ranks only.
     """
     if isinstance(relation, ReversedRelation):
         return _run_reversed(relation.forward, messages, reduce, policy, inputs, like)
@@ -72,7 +70,7 @@ def run_messages(
 
 
 def _agree_inputs(relation: Relation, messages: Messages, inputs: Inputs) -> None:
-    """Raise on every rank where ranks differ in the gradients that this pass would compute."""
+    """Raise on every rank where ranks differ in which inputs ask for gradients."""
     named = [
         (messages.names.get(id(tensor), f"{side} tensor {number}"), tensor)
         for side, tensors in zip(("source", "destination", "edge"), inputs, strict=True)
@@ -84,7 +82,7 @@ def _agree_inputs(relation: Relation, messages: Messages, inputs: Inputs) -> Non
 
 
 def swap_sides(messages: Messages, inputs: Inputs) -> tuple[Messages, Inputs]:
-    """The same messages for a relation whose edges are turned round."""
+    """The same messages for the reversed relation."""
     function = messages.function
 
     def swapped(src: Rows, dst: Rows, edge: Rows, position: Tensor) -> Rows:
@@ -123,14 +121,9 @@ def _run_reversed(
 def push_sum(
     relation: Relation, messages: Messages, policy: Policy, inputs: Inputs, like: Tensor
 ) -> Tensor:
-    """Sum of the messages of all edges that start in each owned source row; collective.
-
-    Args:
-        like: the message on some edges: trailing shape and floating point dtype.
-
-    Returns:
-        [num_src, ...]; 0 for a row without edges.
-    """
+    """Sum of the messages of all edges out of each owned source row, [num_src, ...]; collective. 0
+    where there are none. ``like`` is the message on some edges: trailing shape and floating point
+    dtype."""
     spec, tensors = _spec(relation, messages, policy, inputs, like)
     recorded = messages.capturing.record(messages.captures)
     with torch.no_grad():
@@ -169,10 +162,8 @@ def push_logsumexp(
 def push_largest(
     relation: Relation, messages: Messages, policy: Policy, inputs: Inputs, like: Tensor
 ) -> Tensor:
-    """[num_src, width] largest message per source row, without gradient, in the wide dtype.
-
-    -inf for a row without edges. Collective.
-    """
+    """Largest message per source row, [num_src, width], without gradient, in the wide dtype; -inf
+    for a row without edges. Collective."""
     spec, tensors = _spec(relation, messages, policy, inputs, like)
     recorded = messages.capturing.record()
     return _push(spec, [t.detach() for t in tensors], like, recorded, largest=True)
@@ -193,7 +184,7 @@ def _push(
     recorded: Recording,
     largest: bool = False,
 ) -> Tensor:
-    """[num_src, width] in the wide dtype: what this rank's edges give, and what comes home."""
+    """Reduce this rank's messages and those that come home: [num_src, width] in the wide dtype."""
     relation, plan = spec.relation, spec.relation.plan
     src, dst, edge = spec.split(inputs)
     width, dtype = math.prod(like.shape[1:]), wide_dtype(like.dtype)
@@ -230,7 +221,6 @@ class PushBackward:
     def run(
         self, tensors: Sequence[Tensor], needs: Sequence[bool], grads: list[Tensor]
     ) -> list[Tensor | None]:
-        """See :class:`sar.ops.message_passes.Backward`."""
         spec, (dout,) = self.spec, grads
         function = _weighted(spec.messages.function)
         messages = replace(spec.messages, function=function, linear_in_src=False)
@@ -241,7 +231,7 @@ class PushBackward:
 
 
 def _weighted(function: Callable[..., Rows]) -> Callable[..., Rows]:
-    """sum over the features of (message x first source row), [e, 1]."""
+    """The sum over features of (message x first source row), [e, 1], as a message function."""
 
     def product(src: Rows, dst: Rows, edge: Rows, position: Tensor) -> Rows:
         (values,) = function(src[1:], dst, edge, position)
@@ -259,19 +249,12 @@ def push_extreme(
     *,
     largest: bool,
 ) -> Tensor:
-    """Largest or smallest message of all edges that start in each owned source row; collective.
+    """Largest or smallest message of all edges out of each owned source row, [num_src, ...].
 
     out_j = sum over the edges e out of j of [e = w_j] m_e, where w_j is the edge with the extreme
     message, of equal ones that with the smallest of ``relation.keys``: a constant to the gradient,
-    which is the winner's alone. Three streams forward: extreme, winner, message.
-
-    Args:
-        like: the message on some edges: trailing shape and floating point dtype.
-
-    Returns:
-        [num_src, ...]; 0 for a row without edges.
-
-    Raises ``TypeError`` for messages that are not floating point.
+    which is the winner's alone. Three streams forward: extreme, winner, message. Collective.
+    0 for a row without edges. Raises ``TypeError`` for messages that are not floating point.
     """
     if not like.is_floating_point():
         raise TypeError(f"messages: got {like.dtype}, expected a floating point dtype to reduce")
@@ -307,7 +290,7 @@ def push_extreme(
 
 
 def _names(relation: Relation, position: Tensor, values: Tensor) -> Tensor:
-    """float64 [e, 1, ...]: less the larger the edge's key is; exact below 2^53."""
+    """Names of edges to compare, float64 [e, 1, ...]: minus the edge's key; exact below 2^53."""
     keys = relation.keys.index_select(0, position)
     return keys.double().neg_().view(-1, *[1] * (values.dim() - 1))
 

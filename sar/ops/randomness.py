@@ -1,6 +1,5 @@
-"""Random numbers: torch's generator, borrowed and put back as it was, and dropout by keys.
-
-What dropout keeps is a function of a seed and a row's key, not of the order of evaluation.
+"""Random numbers: torch's generator, borrowed and put back as it was, and dropout by keys: what it
+keeps is a function of a seed and a row's key, not of the order of evaluation.
 
 Ranks may be threads of one process, which has one CPU generator. Reading its state, torch waits
 for the interpreter while it holds the generator; writing it, for the generator while it holds the
@@ -48,7 +47,7 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def unchanged() -> Iterator[None]:
-    """Random numbers of the CPU drawn inside leave no trace outside."""
+    """Put the CPU's random numbers back on leaving, as if none had been drawn inside."""
     state = _read()
     try:
         yield
@@ -57,7 +56,7 @@ def unchanged() -> Iterator[None]:
 
 
 class SameRandom:
-    """Inside, the CPU's random numbers are those that followed when this was made; many times."""
+    """Inside, the CPU draws the numbers that would have followed when this was made; every time."""
 
     def __init__(self) -> None:
         self.state = _read()
@@ -91,7 +90,7 @@ def keyed_dropout(x: Tensor, keys: Tensor, seed: int, probability: float) -> Ten
 
 
 def reference_dropout(x: Tensor, keys: Tensor, seed: int, probability: float) -> Tensor:
-    """What :func:`keyed_dropout` computes, by :func:`keyed_uniform`."""
+    """:func:`keyed_dropout` by torch's operators."""
     width = math.prod(x.shape[1:])
     keep = keyed_uniform(keys, width, seed).view(x.shape) >= probability
     return x * (keep.to(x.dtype) * _scale(probability))

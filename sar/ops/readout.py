@@ -23,12 +23,12 @@ from sar.ops.saving import first_order
 
 
 def sum_over_ranks(x: Tensor, group: Group) -> Tensor:
-    """[...] sum of the rows of ``x`` [n, ...] of all ranks; collective, in backward too."""
+    """Sum [...] of the rows of ``x`` [n, ...] of all ranks; collective, in backward too."""
     return _SumOverRanks.apply(x, group)
 
 
 def extreme_over_ranks(x: Tensor, group: Group, *, largest: bool) -> Tensor:
-    """[...] largest or smallest value of each column over all ranks; infinite without rows.
+    """Largest or smallest value [...] of each column over all ranks; infinite without rows.
 
     ``x`` is floating point [n, ...]. The gradient goes to the first row, in the order of ranks,
     that holds the value. Collective, in backward too.
@@ -41,13 +41,8 @@ def extreme_over_ranks(x: Tensor, group: Group, *, largest: bool) -> Tensor:
 def top_over_ranks(x: Tensor, keys: Tensor, k: int, group: Group) -> tuple[Tensor, Tensor]:
     """The rows with the ``k`` largest keys over all ranks, in descending order of their keys.
 
-    Args:
-        x: [n, width] floating point.
-        keys: [n].
-
-    Returns:
-        [k, width], 0 where there are fewer rows, and int64 [k] their positions, counted over the
-        ranks one after another. Collective, in backward too.
+    Of ``x`` floating point [n, width] and ``keys`` [n]: [k, width], 0 where there are fewer rows,
+    and int64 [k] positions, counted over the ranks one after another. Collective, in backward too.
     """
     keys = keys.detach().to(wide_dtype(keys.dtype))
     own_keys, rows = keys.sort(descending=True, stable=True)
@@ -138,16 +133,12 @@ def mean_of_rows(
     divisor: float | None = None,
     what: str = "global_mean",
 ) -> Tensor:
-    """The mean over all ranks' ``values``; collective.
+    """The mean over all ranks' ``values``, any shape, float32 for 16-bit types; collective.
 
     Args:
-        values: any shape, also without elements; float. Equal dtypes on all ranks.
         error: this rank's reason to give up, raised on every rank.
         divisor: this rank's share of what the sum is divided by; the number of elements without it.
         what: the call, for the message.
-
-    Returns:
-        A scalar, equal on every rank, float32 for the 16-bit types, else of ``values``' type.
 
     Raises ``ValueError`` on every rank when no rank has an element, or divisors add up to 0.
     """

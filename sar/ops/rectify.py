@@ -1,4 +1,4 @@
-"""Relu where its argument was, remembered by a bit for each number."""
+"""Relu in place, remembered for backward by a bit for each number."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ _RELUS = (F.relu, torch.relu, Tensor.relu)
 
 
 def is_relu(function: Any) -> bool:
-    """Whether an activation is torch's relu."""
     return function in _RELUS or type(function) is nn.ReLU
 
 
@@ -36,10 +35,8 @@ def relu(x: Tensor) -> Tensor:
 
 
 def rectified(x: Tensor) -> Tensor:
-    """max(x, 0), written where ``x`` is, which nobody else reads nor saved.
-
-    Neither ``x`` nor the result is saved, so that whoever reads the result may write over it.
-    """
+    """max(x, 0) in place of ``x``, which nobody else may read or have saved. Neither is saved here,
+    so that whoever reads the result may write over it."""
     return _Rectify.apply(x) if x.requires_grad and torch.is_grad_enabled() else x.relu_()
 
 

@@ -1,4 +1,4 @@
-"""What happens to a block's messages: summed, compared or kept; and what backward asks of each.
+"""Reducers of a block's messages: summed, compared or kept, and the gradient of each message.
 
 Messages with a ``weighting`` ask for the weights of their scores in the middle of a block, so that
 one stream of rows a pass is enough. Forward answers with exp(z_e - m_i), m_i the largest score of
@@ -23,12 +23,7 @@ from sar.ops.saving import Writes
 
 
 class Reducer(ABC):
-    """Takes blocks of messages in any order and split.
-
-    Args:
-        num_rows: rows of the result.
-        like: [*, ...] a message, for its shape and dtype.
-    """
+    """Takes blocks of messages in any order and split; ``like`` [*, ...] is a message."""
 
     def __init__(self, num_rows: int, like: Tensor) -> None:
         self.num_rows, self.dtype, self.shape = num_rows, like.dtype, like.shape[1:]
@@ -39,11 +34,11 @@ class Reducer(ABC):
 
     @abstractmethod
     def result(self) -> Tensor:
-        """[num_rows, ...], sums and extremes in the messages' dtype; called once."""
+        """The result [num_rows, ...], sums and extremes in the messages' dtype; called once."""
 
     @abstractmethod
     def edge_grad(self, row: Tensor, position: Tensor, grad: Tensor, values: Tensor) -> Tensor:
-        """[e, ...] gradient of a block's messages, ``values``, from the result's."""
+        """Gradient [e, ...] of a block's messages, ``values``, from the result's."""
 
 
 class SumReducer(Reducer):
@@ -101,11 +96,8 @@ class ExtremeOfEdges(Reducer):
 class RunningSoftmax:
     """exp(z_e - m_i) block by block, with m_i the largest score of row i so far, and their sums.
 
-    A row without edges in a block keeps its state: its m stays -inf and its sum 0, and no
-    difference of infinities is formed.
-
-    Attributes:
-        largest, total: [num_rows, width] m and the sums, in the wide dtype of ``like``.
+    A row without edges keeps m = -inf and sum 0; no difference of infinities is formed. ``largest``
+    and ``total``, m and the sums, are [num_rows, width] in the wide dtype of ``like``.
     """
 
     def __init__(self, num_rows: int, width: int, like: Tensor) -> None:
@@ -114,8 +106,8 @@ class RunningSoftmax:
         self.total = torch.zeros_like(self.largest)
 
     def weigh(self, row: Tensor, scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """[e, width] of a block with destinations ``row``; rows whose m has grown, and by which
-        factors [n, width] what was summed of them shrinks. A row may come again with the same."""
+        """Weights [e, width] of a block with destinations ``row``; the rows whose m has grown, and
+        the factors [n, width] by which their sums shrink. A row may come again with the same."""
         z = scores.reshape(len(row), self.largest.shape[1]).to(self.largest.dtype)
         before, at = self.largest.index_select(0, row), row.long()
         self.largest.scatter_reduce_(0, at.unsqueeze(1).expand_as(z), z, "amax")
@@ -130,7 +122,7 @@ class RunningSoftmax:
 
 
 def finite(largest: Tensor) -> Tensor:
-    """With 0 for -inf, of which no difference is formed."""
+    """Replace -inf by 0, so that no difference of infinities is formed."""
     return largest.masked_fill(largest == -math.inf, 0)
 
 
@@ -200,12 +192,7 @@ class SoftmaxSum(SumReducer):
     no pass over the edges is needed for it. Keeping m and t apart, instead of m + log t,
     keeps the digits of large scores.
 
-    A destination without edges in a block keeps its state. Without any edge its row is 0; when all
-    its scores are -inf it is NaN, as in DGL.
-
-    Args:
-        in_degrees: [num_dst].
-        like: [*, ...] a message.
+    Without any edge a destination's row is 0; when all its scores are -inf it is NaN, as in DGL.
     """
 
     def __init__(self, weighting: Weighting, in_degrees: Tensor, like: Tensor) -> None:
@@ -216,7 +203,8 @@ class SoftmaxSum(SumReducer):
         self._writes: Writes | None = None
 
     def weigher(self, row: Tensor) -> Weigh:
-        """Forward: takes the scores [e, ...] of a block with destinations ``row``."""
+        """The function that weighs scores [e, ...] of a block with destinations ``row``, in
+        forward."""
         return partial(self._weigh, row)
 
     def _weigh(self, row: Tensor, scores: Tensor) -> Tensor:
@@ -242,11 +230,11 @@ class SoftmaxSum(SumReducer):
 
     @property
     def is_written(self) -> bool:
-        """Whether the result is not what it was."""
+        """Whether the caller wrote into the result."""
         return self._writes is not None and self._writes.happened
 
     def weights(self, dout: Tensor) -> Weights:
-        """What backward knows of each destination, with the gradient of the result."""
+        """m, 1 / t and delta of each destination, for backward."""
         products = dout.to(self._running.total.dtype) * self._out
         products = products.view(self.num_rows, len(self.label))
         delta = torch.zeros_like(self._running.total)
@@ -255,22 +243,19 @@ class SoftmaxSum(SumReducer):
 
 
 def softmax_sum(reducers: Sequence[Reducer]) -> SoftmaxSum | None:
-    """The reducer of messages with a ``weighting``, which is the only one then."""
+    """The reducer of messages with a ``weighting``, which then is the only one."""
     return reducers[0] if reducers and isinstance(reducers[0], SoftmaxSum) else None
 
 
 class Weights:
-    """[num_dst, H] m, 1 / t and delta, of all destinations or of each edge of a block.
-
-    Those of a block make its weights in backward, and remember for which scores.
-    """
+    """m, 1 / t and delta, [num_dst, H] each, or [e, H] of the edges of a block: these make the
+    block's weights in backward, and remember for which scores."""
 
     def __init__(self, largest: Tensor, scale: Tensor, delta: Tensor) -> None:
         self.largest, self.scale, self.delta = largest, scale, delta
         self._made: list[tuple[Tensor, Tensor]] = []
 
     def of(self, row: Tensor) -> Weights:
-        """Of the block with destinations ``row``."""
         parts = (self.largest, self.scale, self.delta)
         return Weights(*(part.index_select(0, row) for part in parts))
 
@@ -286,11 +271,8 @@ class Weights:
 
 
 def make_reducer(name: str, num_rows: int, like: Tensor) -> Reducer:
-    """The reducer of ``sum``, ``max``, ``min``, ``logsumexp`` or ``edges``.
-
-    Raises ``NotSupportedError`` for another name and ``TypeError`` for messages that are not
-    floating point where they are reduced.
-    """
+    """The reducer of ``sum``, ``max``, ``min``, ``logsumexp`` or ``edges``; ``NotSupportedError``
+    for another name, ``TypeError`` for messages to reduce that are not floating point."""
     if name == "edges":
         return KeepEdges(num_rows, like)
     if name not in ("sum", "max", "min", "logsumexp"):

@@ -1,9 +1,8 @@
-"""What a layer has to know about its own passes: are saved tensors simply kept, is backward to be
-differentiated?
+"""What an operation can ask about the pass it is in: are saved tensors kept, moved or recomputed?
 
 A layer that is recomputed runs its forward pass again in backward. Results that are small, or
-that a rank has to get from the others, are noted the first time and taken from the notes then:
-they neither travel nor count twice.
+come from other ranks, are noted the first time and taken from the notes then: they neither travel
+nor count twice.
 
 Note [Saved first]
 A repeated forward pass ends when its last tensor is saved. An operation that saves what it reads
@@ -51,10 +50,8 @@ _state = _State()
 @contextmanager
 def hooked(notes: Notes | None = None, *, again: bool = False) -> Iterator[None]:
     """Around a forward pass whose saved tensors pass through hooks, which copy or recompute them.
-
-    Args:
-        notes: where :func:`compute_once` notes its results, or, with ``again``, finds them.
-    """
+    :func:`compute_once` adds its results to ``notes``, or, with ``again``, takes them from
+    there."""
     before = _state.notes, _state.hooked, _state.hooks
     _state.notes, _state.hooked, _state.hooks = notes, True, innermost_saving_hooks()
     if notes is not None:
@@ -67,8 +64,8 @@ def hooked(notes: Notes | None = None, *, again: bool = False) -> Iterator[None]
 
 @contextmanager
 def looked_on(see: Callable[[Tensor], None]) -> Iterator[None]:
-    """Around a forward pass: ``see`` gets each tensor that is saved, and what runs is what runs
-    without it. No backward pass may follow."""
+    """Around a forward pass, which runs as without it: ``see`` gets each tensor that is saved. No
+    backward pass may follow."""
 
     def look(saved: Tensor) -> Tensor:
         see(saved)
@@ -84,23 +81,22 @@ def looked_on(see: Callable[[Tensor], None]) -> Iterator[None]:
 
 
 def onlooker() -> Callable[[Tensor], None] | None:
-    """What wants to see each tensor that is saved: for hooks, which hide them from it."""
+    """The ``see`` of :func:`looked_on`, for hooks that would hide saved tensors from it."""
     return _state.see
 
 
 def is_innermost() -> bool:
-    """Whether nobody inside of the forward pass has hooks of saved tensors, as to repeat a part."""
+    """Whether no code inside of this forward pass has set hooks of saved tensors of its own."""
     return _state.hooks == innermost_saving_hooks()
 
 
 def is_recomputed() -> bool:
-    """Whether this forward pass notes what it does, or repeats it by its notes, and no part of it
-    does so by itself."""
+    """Whether this forward pass notes or repeats its results, and no inner part does so itself."""
     return _state.notes is not None and is_innermost()
 
 
 def owns_saved() -> bool:
-    """Whether nobody but the operation that saves them gets to see its own saved tensors."""
+    """Whether an operation's saved tensors are seen by itself alone."""
     repeated_or_kept = _state.notes is not None or not _state.hooked
     return repeated_or_kept and _state.hooks == innermost_saving_hooks()
 
@@ -123,15 +119,13 @@ def compute_once(compute: Callable[[], T]) -> T:
 
 
 def spares_memory() -> bool:
-    """Whether memory counts more than time: saved tensors are moved away or computed again.
-
-    Then attention has one round of rows in flight, not two, and no buffers stay between layers.
-    """
+    """Whether memory counts more than time, as saved tensors are moved away or computed again:
+    attention has one round of rows in flight, not two, and no buffers stay between layers."""
     return _state.hooked
 
 
 def valued(saved: Tensor, compute: Callable[[], Tensor]) -> Tensor:
-    """What ``compute`` returns, with the gradient of ``saved``, which a function returned instead.
+    """The value of ``compute``, with the gradient of ``saved``, which a function returned instead.
 
     The function has saved what its backward pass reads, by Note [Saved first].
     """
@@ -151,10 +145,10 @@ class _Valued(Function):
 
 
 class Writes:
-    """What is written into a result from now on, known without keeping its memory alive.
+    """Tells whether a result was written into, without keeping its memory alive.
 
     A backward pass that reads the result saves ``result.data``: autograd frees it like any saved
-    tensor, but does not guard it. Its guard raises an error where the caller wrote, and here the
+    tensor, but does not guard it. Its guard would raise an error where the caller wrote; here the
     result is computed again instead.
     """
 
@@ -165,12 +159,11 @@ class Writes:
 
     @property
     def happened(self) -> bool:
-        """Whether anybody wrote."""
         return version_of(self._counter) != self._version
 
 
 def any_rank(group: Group, happened: bool) -> bool:
-    """Whether it happened on any rank, which may differ; collective."""
+    """Whether it happened on any rank; collective."""
     if group.size == 1:
         return happened
     return bool(group.all_reduce(torch.tensor(int(happened)), "max"))

@@ -56,7 +56,7 @@ class Sums:
         self._remote = edges.shards(self.num_rounds, order=weighted) if self.rounds else []
 
     def of(self, rows: Tensor | None) -> Sums:
-        """The sums of one call. ``rows`` are summed as the caller has them, or else made anew."""
+        """The sums of one call; ``rows``, if any, are those that the caller holds."""
         return self
 
     def begin(
@@ -131,15 +131,13 @@ class Sums:
         return home
 
     def of_the_pass(self) -> list[Any]:
-        """What is held until backward, beside the edges."""
+        """Tensors held until backward, beside the edges."""
         return [self.scale]
 
     def messages(self, x: Tensor, keep: bool) -> RowMessages:
-        """What rows ``x`` travel in."""
         return RowMessages(self.plan, [x], keep)
 
     def gradients(self, width: int, dtype: torch.dtype) -> GradientMessages:
-        """What their gradients go home in."""
         return GradientMessages(self.plan, width, dtype, add_rows)
 
 
@@ -176,13 +174,14 @@ class SumsWithoutZeros(Sums):
 
 
 class KeptSums(Sums):
-    """Sums of rows that ask for no gradient: as ``sums`` computes them until the rows come again.
+    """Sums of rows without a gradient, kept once the same rows come again.
 
     An epoch of SAGE on 4 ranks sends 210 MB, not 260, and takes 2.07 seconds of a processor, not
     2.41. See Note [Constant rows].
 
     Args:
-        what: is computed of the rows.
+        sums: compute what is not kept.
+        what: names what is computed of the rows.
         learns: the rows are those of a model's input, not hidden ones in an evaluation.
     """
 
@@ -216,7 +215,7 @@ class KeptSums(Sums):
         return out, finish_and_keep
 
     def reduced(self, rows: Callable[[], Tensor], then: Callable[[Tensor], Tensor]) -> Tensor:
-        """The same; ``rows()`` are known by those that are given to :meth:`of`."""
+        """As :meth:`Sums.reduced`; the rows given to :meth:`of` stand for ``rows()``."""
         given = rows() if self._rows is None else self._rows
         use = self._constants.use([given], self._what, self.policy, self._learns)
         if use.kept is not None:
@@ -272,7 +271,7 @@ def sums_over(
 def _chosen(
     relation: Relation, like: Tensor, policy: Policy, scale: Tensor | None, weight: Tensor | None
 ) -> Sums:
-    """The way of rows like these, which all ranks take; collective."""
+    """Choose how rows like these are summed, alike on all ranks; collective."""
     without_zeros = _agree_way(relation, like.dtype, policy)
     edges = linear_relation(relation, like, weight, policy)
     kind = SumsWithoutZeros if without_zeros else Sums
@@ -281,8 +280,11 @@ def _chosen(
 
 
 def _agree_way(relation: Relation, dtype: torch.dtype, policy: Policy) -> bool:
-    """Whether rows of a sum travel without their zeros; ``ValueError`` on all ranks where they
-    differ in that, or in whether constant rows are kept: who keeps some waits for the others."""
+    """Whether rows of a sum travel without their zeros.
+
+    ``ValueError`` on all ranks where they differ in that, or in whether constant rows are kept,
+    which takes an all-reduce of all ranks in each call.
+    """
     skips = policy.zeros == "skip" and relation.group.size > 1 and can_pack(dtype)
     what = "(number of the mode of constant_inputs, what goes without zeros)"
     mode = CONSTANT_INPUTS.index(policy.constant_inputs)
@@ -291,10 +293,8 @@ def _agree_way(relation: Relation, dtype: torch.dtype, policy: Policy) -> bool:
 
 
 def mean_scale(relation: Relation, dtype: torch.dtype) -> Tensor:
-    """[num_dst] 1 / in-degree, and 1 where there is no edge, in the wide dtype of ``dtype``; kept.
-
-    Not to be written into.
-    """
+    """1 / in-degree [num_dst], and 1 where there is no edge, in the wide dtype of ``dtype``; kept,
+    not to be written into."""
     wide = wide_dtype(dtype)
 
     def make() -> Tensor:

@@ -16,15 +16,10 @@ from sar.ops.saving import first_order
 
 
 def typed_product(a: Tensor, b: Tensor, lengths: Sequence[int]) -> Tensor:
-    """c_e = a_e B_t for the rows e of each type t.
+    """c_e = a_e B_t for the rows e of each type t: [n, D'].
 
-    Args:
-        a: [n, D] rows; those of a type follow each other, types ascending.
-        b: [T, D, D'] a matrix for each type.
-        lengths: rows of each type, n together.
-
-    Returns:
-        [n, D'].
+    ``a`` [n, D] has rows of a type after each other, types ascending, ``lengths`` of each; ``b``
+    [T, D, D'] a matrix for each type.
     """
     return _TypedProduct.apply(a, b, lengths)
 
@@ -79,15 +74,10 @@ class _TypedProduct(Function):
 
 
 def triple_product(x: Tensor, w: Tensor, y: Tensor, kinds: Tensor) -> Tensor:
-    """s_e = sum_d x_ed w_t(e)d y_ed.
+    """s_e = sum_d x_ed w_t(e)d y_ed: [e].
 
-    Args:
-        x, y: [e, D] rows of both ends.
-        w: [T, D] a row for each type.
-        kinds: int64 [e] types t, from 0 to T - 1.
-
-    Returns:
-        [e].
+    ``x, y`` [e, D] are rows of both ends, ``w`` [T, D] has a row for each type, ``kinds`` int64 [e]
+    are the types t, from 0 to T - 1.
     """
     # Torch functions, so that parameters are seen and replaced: Note [Captured tensors].
     rows = [tensor.contiguous() for tensor in (x, w, y)]
@@ -97,7 +87,7 @@ def triple_product(x: Tensor, w: Tensor, y: Tensor, kinds: Tensor) -> Tensor:
 
 
 def _fits(rows: list[Tensor], kinds: Tensor) -> bool:
-    """One dtype and device that there is a kernel for, equal shapes, types in range."""
+    """Whether there is a kernel for these: one dtype and device, equal shapes, types in range."""
     x, w, y = rows
     return (
         has("triples", x.device, x.dtype)
