@@ -41,7 +41,7 @@ class Links(NamedTuple):
 
 
 class LinkInputs:
-    """This rank's seed edges, of one relation, made collectively; ``input_id``: which input each is."""
+    """Seed edges of this rank, of one relation; ``input_id``: which input each is; collective."""
 
     def __init__(
         self,

@@ -43,41 +43,36 @@ class DglLayers(Layers):
         self._added: dict[type, Adapter] = {}
 
     def add(self, kind: type, adapter: Adapter) -> None:
-        """Let an adapter stand for a class of DGL's, in place of one that does."""
+        """Use an adapter for a class of DGL's, in place of the one that it has."""
         self._added[kind] = adapter
 
     def adapters(self) -> Mapping[type, Adapter]:
-        """By class, for those that are imported."""
         layers = _imported()
         return {
             layers[name]: one for name, one in _ADAPTERS.items() if name in layers
         } | self._added
 
     def is_own(self, module: nn.Module) -> bool:
-        """Whether DGL made the module's class."""
         return type(module) in _imported().values()
 
     def takes_graph(self, module: nn.Module) -> bool:
-        """Whether that is a layer, which is called with a graph."""
         return not isinstance(module, nn.Sequential) and graph_first(type(module).forward)
 
     def width(self, module: nn.Module) -> int | None:
-        """Columns of the source rows that a layer reads, where it knows."""
         return width_wanted(module)
 
 
 def _imported() -> dict[str, Any]:
-    """DGL's layers by name, where they are imported."""
+    """DGL's layers by name, if they are imported."""
     return getattr(sys.modules.get(_LAYERS), "__dict__", {})
 
 
 def graph_first(forward: Callable[..., Any]) -> bool:
-    """Whether a layer's ``forward`` takes a graph before all else."""
     return list(inspect.signature(forward).parameters)[1:2] in (["graph"], ["g"])
 
 
 def _activated(activation: Any, z: Tensor) -> Tensor:
-    """``activation(z)``, in the memory of ``z``, which nobody else has, where it is a relu."""
+    """``activation(z)``; a relu is computed in the memory of ``z``, which nobody else has."""
     if activation is None:
         return z
     return rectified(z) if is_relu(activation) else activation(z)
@@ -248,8 +243,7 @@ def _agree_attention(
 ) -> bool:
     """Whether the layer's input travels, see :func:`sar.layers.attending.input_travels`.
 
-    Args:
-        projection: makes values. scores: numbers a head that travel beside them otherwise.
+    ``projection`` makes the values, beside which otherwise ``scores`` numbers a head travel.
     """
     numbers = layer._num_heads * (layer._out_feats + scores)
     x, relation = inputs.get("feat"), graph.sole_relation
@@ -291,8 +285,8 @@ def _gatv2(layer: Any, graph: Any, x: Tensor, travels: bool) -> Tensor:
 
 
 def _weighing(layer: Any, graph: Any) -> dict[str, Any]:
-    """What both know of the weights. The seed of their dropout is drawn after that of the rows', as
-    the layer's code does it."""
+    """Keywords of GAT and GATv2. The seed of attention dropout is drawn after that of the rows', as
+    the layer's own code does it."""
     group, drop, dropout = graph.group, layer.attn_drop, None
     if drop.training and drop.p > 0:
         dropout = group.seeds.draw(group), drop.p

@@ -30,10 +30,9 @@ def make_block(
     sources: Mapping[str, int],
     targets: Mapping[str, int],
 ) -> Any:
-    """What ``dgl.create_block`` gives for edges whose ends are in range.
+    """What ``dgl.create_block`` gives for edges, int64 ends by relation, that are in range.
 
     Args:
-        edges: of each relation, int64 sources and destinations.
         starts: of relations whose edges are sorted by destination, int64 [n + 1] where those of
             each destination begin.
         sources, targets: how many nodes of each type there are.
@@ -59,7 +58,7 @@ def make_block(
 
 @cache
 def _meta_graph(ntypes: tuple[str, ...], relations: tuple[EType, ...]) -> Any:
-    """Node types as sources, then as destinations, and a relation for each edge."""
+    """The graph of types: each type as a source, then as a destination, an edge for a relation."""
     src = [ntypes.index(etype[0]) for etype in relations]
     dst = [len(ntypes) + ntypes.index(etype[2]) for etype in relations]
     return dgl_makers().meta_graph(2 * len(ntypes), src, dst, True)
@@ -124,7 +123,7 @@ def _around(batch: SampledBatch, types: Types) -> tuple[Any, ...]:
 
 
 def _pair_graphs(batch: SampledBatch, seeds: dict[str, Tensor]) -> list[Any]:
-    """The seed edges, and pairs that are none, between the seeds, as DGL's loaders of edges do."""
+    """Graphs of the seed edges and of negative pairs, between the seeds, as DGL's loaders give."""
     dgl, links, count = require_dgl("DGL's graphs"), batch.links, batch.batch_size
     if links is None:
         return []
@@ -147,7 +146,7 @@ def _pair_graphs(batch: SampledBatch, seeds: dict[str, Tensor]) -> list[Any]:
 
 
 def _put(graph: Any, columns: dict[EType, dict[str, Tensor]], eid: str) -> None:
-    """Columns of edges into a graph of DGL's; their ids under ``eid``."""
+    """Store columns of edges in a graph of DGL's, their ids under ``eid``."""
     for etype, found in columns.items():
         graph.edges[etype].data[eid] = found.pop(ORIG_EID)
         graph.edges[etype].data.update(found)

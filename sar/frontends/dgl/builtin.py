@@ -40,7 +40,6 @@ class BuiltinMessage:
 
     @property
     def operands(self) -> list[Operand]:
-        """What it reads."""
         return [self.lhs] if self.rhs is None else [self.lhs, self.rhs]
 
     def rows(self, scope: Scope, columns: list[Tensor]) -> EdgeTensor:
@@ -63,7 +62,7 @@ class BuiltinMessage:
 
 
 def _with_dims(rows: Any, dims: int) -> Any:
-    """With as many dimensions, by ones behind that of the edges."""
+    """Rows with ``dims`` dimensions, by ones behind that of the edges."""
     for _ in range(dims - rows.dim()):
         rows = rows.unsqueeze(1)
     return rows
@@ -101,8 +100,7 @@ def parse_message(func: Any) -> BuiltinMessage | None:
 def parse_reduce(func: Any) -> BuiltinReduce | None:
     """The built-in that a ``dgl.function`` reduce object stands for; ``None`` for a UDF.
 
-    Raises ``NotSupportedError`` for an unknown reduction, and ``TypeError`` for something that is
-    not a reduce function.
+    Raises ``NotSupportedError`` for an unknown reduction, ``TypeError`` for no reduce function.
     """
     if not hasattr(func, "msg_field"):
         if callable(func):
@@ -118,7 +116,7 @@ def parse_reduce(func: Any) -> BuiltinReduce | None:
 
 
 def _side(target: Any) -> str:
-    """u, v or e of DGL's operand code, which is a letter or an integer."""
+    """u, v or e for DGL's operand code, a letter or an integer; raises ``NotSupportedError``."""
     side = _SIDES.get(target if isinstance(target, int) else str(target))
     if side is None:
         raise NotSupportedError(f"message operand: got {target!r}, expected u, v or e")

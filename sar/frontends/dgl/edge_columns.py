@@ -1,4 +1,4 @@
-"""Edge columns as whoever reads them sees them."""
+"""Edge columns, which are read as lazy edge tensors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sar.tracing.nodes import Leaf
 
 
 def refuse_compiled(what: str, *_: Any, **__: Any) -> NoReturn:
-    """What compiled code gets for something that makes edge tensors."""
+    """Raise in compiled code, where edge tensors would be made."""
     raise NotSupportedError(
         f"{what} in code that torch.compile compiles: it cannot hold edge tensors; expected "
         "@torch.compiler.disable on the forward of the layer that calls it (the rest of the model "
@@ -32,11 +32,8 @@ def _column(columns: EdgeColumns, name: str) -> Tensor:
 
 
 class EdgeColumns(MutableMapping[str, Tensor]):
-    """A frame whose floating point columns are read as edge tensors.
-
-    So what is computed from an edge feature is computed block by block, as what is computed from
-    ``apply_edges``, in a layer's code as in any other.
-    """
+    """A frame whose floating point columns are read as edge tensors, so that what is computed from
+    them is computed block by block, as what is computed from ``apply_edges``."""
 
     def __init__(self, frame: Frame, scope: Scope) -> None:
         self._frame, self._scope = frame, scope

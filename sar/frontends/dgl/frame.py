@@ -12,10 +12,8 @@ from torch import Tensor
 class Frame(MutableMapping[str, Tensor]):
     """Columns of one node or edge type.
 
-    Args:
-        num_rows: rows that every column has.
-        kind: what a row is, for errors: ``"node type 'paper'"``.
-        defaults: columns computed on access, such as global ids; not listed by iteration.
+    ``num_rows`` is that of every column, ``kind`` what a row is in errors: ``"node type 'paper'"``.
+    ``defaults`` are columns that are computed on access, such as global ids, and not iterated.
     """
 
     def __init__(
@@ -61,7 +59,6 @@ class Frame(MutableMapping[str, Tensor]):
         return len(self._columns)
 
     def save(self) -> dict[str, Tensor]:
-        """What :meth:`restore` brings back."""
         return dict(self._columns)
 
     def restore(self, saved: dict[str, Tensor]) -> None:
@@ -69,7 +66,6 @@ class Frame(MutableMapping[str, Tensor]):
         self._columns = saved
 
     def to(self, device: torch.device) -> Frame:
-        """A copy whose columns lie on ``device``."""
         moved = Frame(
             self.num_rows,
             self.kind,

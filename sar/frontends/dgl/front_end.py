@@ -17,12 +17,10 @@ BLOCKS = "DGL's blocks"
 
 
 def batch_maker(subgraph_type: str) -> Callable[[Any], Any]:
-    """See :class:`sar.registry.FrontEnd`."""
     return dgl_blocks if subgraph_type == "directional" else dgl_subgraph
 
 
 def read_batch(batch: Any, input_type: str, name: str, device: Any) -> tuple[Any, Any, Tensor]:
-    """See :class:`sar.registry.FrontEnd`."""
     blocks = [block.to(device) for block in batch[-1]]
     first, last = blocks[0], blocks[-1]
     found = {t: first.srcnodes[t].data for t in first.srctypes}
@@ -31,5 +29,4 @@ def read_batch(batch: Any, input_type: str, name: str, device: Any) -> tuple[Any
 
 
 def arguments(names: Sequence[str], given: Any, features: Any) -> list[Any]:
-    """See :class:`sar.registry.FrontEnd`."""
     return arguments_by(lambda block, name: block.edata[name], names, given, features)

@@ -23,6 +23,5 @@ _HINT_OF = {name: hint for hint, names in _HINTS.items() for name in names}
 
 
 def missing_member(name: str) -> str:
-    """The message of the error for a member ``name``."""
     hint = _HINT_OF.get(name)
     return f"a sharded graph has no member {name!r}" + (f"; {hint}" if hint else "")

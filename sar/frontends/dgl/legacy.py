@@ -23,10 +23,7 @@ ONE_SHOT = Policy(rounds=1, rematerialize=False)
 
 
 class NodeSpace:
-    """One side's nodes: called with a type, the rows of the part; indexed by it, its columns.
-
-    Both ``graph.nodes("user")`` and ``graph.nodes["user"].data["h"]``, as in DGL.
-    """
+    """``graph.nodes("user")``: rows of the part; ``graph.nodes["user"].data["h"]``: columns."""
 
     def __init__(self, rows: dict[str, Tensor], frames: dict[str, Frame], types: list[str]) -> None:
         self._rows, self._frames, self._types = rows, frames, types
@@ -65,8 +62,6 @@ class EdgeSpace:
 
 @dataclass(frozen=True)
 class TypeData:
-    """The columns of one type, as ``data``."""
-
     data: Frame | EdgeColumns
 
 

@@ -36,7 +36,7 @@ def add_self_loop(
 
 
 def _rows_of_loops(graph: Any, etype: EType, name: str, fill: float | str) -> Tensor:
-    """[num_nodes, ...] what loops get in a column."""
+    """[num_nodes, ...] values of the loops in a column."""
     if isinstance(fill, str):
         import dgl.function as fn
 

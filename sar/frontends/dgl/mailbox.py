@@ -1,4 +1,4 @@
-"""Reduce functions over a mailbox: what a user's ``update_all(message, reduce)`` gets and gives."""
+"""Reduce functions over a mailbox, given by users to ``update_all(message, reduce)``."""
 
 from __future__ import annotations
 
@@ -40,7 +40,6 @@ class NodeBatch:
         self.mailbox = {} if mailbox is None else mailbox
 
     def batch_size(self) -> int:
-        """Destinations in the batch."""
         return self._size
 
     def __len__(self) -> int:
@@ -60,17 +59,11 @@ def reduce_udf(
 ) -> dict[str, Tensor]:
     """Call ``func`` on all destinations, those of equal in-degree together; collective.
 
-    Args:
-        messages: what the message function gives, lazy.
-        frame: the destination columns.
+    Gives its columns, [num_dst, ...], 0 for destinations without edges. ``messages`` are lazy.
 
-    Returns:
-        The columns that ``func`` returns, [num_dst, ...]; 0 for destinations without edges.
-
-    Raises:
-        KeyError: ``func`` reads a message or a column that does not exist; the error lists those
-            that do. TypeError, ValueError: it does not return a dict of tensors with one row per
-            destination, or tensors of other shapes for another in-degree. On every rank.
+    Raises, on every rank, ``KeyError`` for a message or column that ``func`` reads and that does
+    not exist, with those that do; ``TypeError`` and ``ValueError`` where it returns no dict of
+    tensors with one row per destination, or other shapes for another in-degree.
     """
     relation, error, function = as_stored(scope.relation, "reduce function"), None, None
     degree, mail = _least_in_degree(relation), Frame(relation.num_edges, "the mailbox", {})
@@ -115,7 +108,7 @@ def reduce_udf(
 def _reduced(
     function: Function, boxes: list[Tensor], data: list[Tensor], _: list[Tensor], rows: Tensor
 ) -> list[Tensor]:
-    """What it gives for some nodes: the same columns of the same look whatever their in-degree."""
+    """Call the function on nodes of one in-degree; raises if its columns are not as for others."""
     outputs = checked(function.on_rows([boxes, data], len(rows)), len(rows), _KIND, "node")
     if outputs.keys() != function.outputs.keys():
         raise ValueError(

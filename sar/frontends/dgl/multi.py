@@ -34,7 +34,7 @@ _NOTHING = {"max": -math.inf, "min": math.inf}  # what a row without edges is re
 
 @dataclass(frozen=True)
 class Step:
-    """What one relation does: message, reduce and, if any, apply function."""
+    """The message, reduce and, if any, apply function of one relation."""
 
     message: Any
     reduce: Any
@@ -72,7 +72,7 @@ def read_steps(
 
 
 def steps_of_all(etypes: list[EType], message: Any, reduce: Any) -> tuple[dict[EType, Step], str]:
-    """The same functions for every relation, and the cross reducer that makes one reduction."""
+    """Steps with the same functions for every relation, and the cross reducer of the whole."""
     step = Step(message, reduce)
     if parse_message(message) is None or step.builtin is None or step.builtin.op == "mean":
         raise ValueError(
@@ -83,7 +83,7 @@ def steps_of_all(etypes: list[EType], message: Any, reduce: Any) -> tuple[dict[E
 
 
 def update_all(store: GraphStore, etype: EType, step: Step, policy: Policy) -> None:
-    """See :meth:`sar.frontends.dgl.ShardedGraph.update_all`, of one relation."""
+    """See :meth:`sar.frontends.dgl.ShardedGraph.update_all`, over one relation."""
     found = reduced(store, etype, step.message, step.reduce, policy)
     if step.apply is not None:
         found = _finished(store, etype, step, found)
@@ -151,10 +151,7 @@ def _fill(step: Step) -> float | None:
 
 
 def _finished(store: GraphStore, etype: EType, step: Step, columns: Columns) -> Columns:
-    """As DGL hands a relation's result on: infinite where a maximum has no edge, then applied.
-
-    A relation without any edge gives 0.
-    """
+    """A relation's result as in DGL: infinite where a max has no edge (0 if none has); applied."""
     fill = _fill(step)
     if fill is not None and store.relations[etype].num_edges_global:
         empty = store.relations[etype].in_degrees == 0
@@ -172,7 +169,7 @@ def _finished(store: GraphStore, etype: EType, step: Step, columns: Columns) -> 
 def _merged(
     store: GraphStore, parts: dict[EType, Columns], cross_reducer: str | CrossReducer
 ) -> Columns:
-    """One row per node and column from those of each relation; DGL stacks them by relation id."""
+    """Columns that merge those of each relation; DGL stacks them in the order of relation ids."""
     if len(parts) == 1 and cross_reducer != "stack":
         return next(iter(parts.values()))
     order = list(parts)

@@ -1,4 +1,4 @@
-"""A number of nodes that is this rank's as a size and the whole graph's as a divisor."""
+"""A number of nodes: of this rank where it is a size, of the whole graph where it divides."""
 
 from __future__ import annotations
 
@@ -51,8 +51,7 @@ class NodeCount(Tensor):
     function of torch can read one past this class.
 
     Attributes:
-        here: the counts of this rank.
-        everywhere: those of the whole graph; ``None`` on a block, where dividing raises.
+        here, everywhere: counts of this rank, and of all ranks (``None`` on a block: no dividing).
         group: the ranks that hold the other rows.
     """
 
@@ -62,7 +61,6 @@ class NodeCount(Tensor):
 
     @staticmethod
     def of(here: Tensor, everywhere: Tensor | None, group: Any = None) -> NodeCount:
-        """The pair as one tensor."""
         made = make_wrapper(NodeCount, here.shape, dtype=here.dtype, device=here.device)
         made.here, made.everywhere, made.group = here, everywhere, group
         return made

@@ -26,11 +26,9 @@ class GraphMarker:
         self.graph = graph
 
     def number_of_etypes(self) -> int:
-        """Edge types of the graph."""
         return len(self.graph.canonical_etypes)
 
     def number_of_ntypes(self) -> int:
-        """Node types of the graph."""
         return len(self.graph.ntypes)
 
     def __getattr__(self, name: str) -> Any:

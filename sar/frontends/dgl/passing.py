@@ -49,7 +49,7 @@ def reduced(
 
 
 def reduce_message(scope: Scope, message: BuiltinMessage, columns: list[Tensor], op: str) -> Tensor:
-    """A built-in message of the columns of its operands, reduced; collective."""
+    """A built-in message, of the columns of its operands, reduced to destinations; collective."""
     return reduce_rows(message.rows(scope, [stored(column) for column in columns]), op)
 
 
@@ -88,7 +88,7 @@ def _messages(
 
 
 def _positions(edges: Any, num_edges: int) -> Tensor:
-    """int [n] positions among ``num_edges`` edges; refuses what is not such."""
+    """int [n] positions among ``num_edges`` edges; raises ``TypeError`` or ``ValueError``."""
     if isinstance(edges, tuple):
         raise TypeError("edges: got a tuple, expected int positions [n] of local edges")
     eids = torch.as_tensor(edges)
@@ -106,7 +106,7 @@ def _positions(edges: Any, num_edges: int) -> Tensor:
 
 
 def scope_of(store: GraphStore, etype: EType, policy: Policy) -> Scope:
-    """What lazy edge tensors of a relation carry with them."""
+    """The scope that lazy edge tensors of a relation carry."""
     return Scope(store.relations[etype], policy, store.device)
 
 

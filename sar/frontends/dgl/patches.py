@@ -1,9 +1,8 @@
-"""Every change that is made to DGL, and to norms of torch, in one table, and how it is undone.
+"""Every change that is made to DGL, and to norms of torch, in one table, with its undo.
 
-DGL's functions and layers meet a sharded graph in few places. What stands there instead sends our
-kinds of graphs, markers and counts to this package and all others on to the original. It is put in
-place when a sharded graph is first used, and for modules of DGL that are imported later at the next
-use; :func:`uninstall` puts every original back.
+What stands in a few places of DGL sends our graphs, markers and counts to this package and all
+else on to the original. It is put there when a sharded graph is first used, for modules of DGL that
+are imported later at the next use; :func:`uninstall` puts every original back.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ Replace = Callable[[Any], Any]  # the original to what stands in its place
 
 
 class Place(NamedTuple):
-    """An attribute of a module or of a class, what it was and what it is."""
+    """A patched attribute of a module or of a class, with what it was and what it is."""
 
     holder: Any
     name: str
@@ -62,10 +61,7 @@ def install() -> None:
 
 
 def uninstall() -> None:
-    """Put every original back; the next use of a sharded graph installs again.
-
-    What somebody else has replaced meanwhile stays as it is.
-    """
+    """Put back all originals that nobody else has replaced; the next use installs again."""
     with _lock:
         for name in reversed(list(_undo)):
             for place in reversed(_undo.pop(name)):
@@ -90,7 +86,7 @@ def _put(holder: Any, name: str, replace: Replace) -> Iterator[Place]:
 
 
 def _patches_of(name: str, module: ModuleType) -> Iterator[tuple[Any, str, Replace]]:
-    """(holder, attribute, replacement of it) of a module. A DGL may lack some."""
+    """(holder, attribute, its replacement) for a module; a version of DGL may lack some."""
     for path, replace in _PATCHES[name].items():
         *outer, attribute = path.split(".")
         holder = getattr(module, outer[0], None) if outer else module

@@ -325,7 +325,7 @@ class ShardedGraph(OriginalMembers):
         return out
 
     def _watch_rows(self, *rows: Tensor) -> None:
-        """Compare now and then what rows depend on; that of DGL's layers is compared with them."""
+        """Compare now and then what rows depend on, over ranks; DGL's layers do it themselves."""
         if all(call.module is None for call in current.stack):
             watch_rows(lambda: [*rows, *self.stored_columns()], self.group)
 

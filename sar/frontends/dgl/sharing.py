@@ -1,4 +1,4 @@
-"""``HeteroGraphConv``, whose modules share the rows that several of them read."""
+"""``HeteroGraphConv``, whose modules share the source rows that several of them read."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def sharing(forward: Callable) -> Callable:
 
 
 def _reads(layer: Any, graph: Counts, given: Sequence, more: set) -> dict[AnyRelation, Reads]:
-    """Of the relations whose modules run; one that is given ``more`` may reduce other rows."""
+    """Rows and reduction of each relation whose module runs; none if it gets ``more`` arguments."""
     found = {}
     for etype in graph.canonical_etypes:
         if etype[0] in given[0] and etype[2] in given[-1]:

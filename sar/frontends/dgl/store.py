@@ -21,13 +21,7 @@ NTYPE = ETYPE = "_TYPE"  # dgl.NTYPE and dgl.ETYPE
 
 @dataclass(kw_only=True)
 class GraphStore(Structure):
-    """A structure with columns.
-
-    Attributes:
-        src_frames, dst_frames, edge_frames: columns. Source and destination frames are the same
-            objects on a whole graph.
-        added_loops: how often self loops were added.
-    """
+    """A structure with columns; source and destination frames are the same on a whole graph."""
 
     src_frames: dict[str, Frame]
     dst_frames: dict[str, Frame]
@@ -35,7 +29,6 @@ class GraphStore(Structure):
     added_loops: int = 0
 
     def to(self, device: torch.device) -> GraphStore:
-        """A copy on ``device``; no communication."""
         moved = super().to(device)
         moved.src_frames = {name: frame.to(device) for name, frame in self.src_frames.items()}
         moved.dst_frames = moved.src_frames
@@ -46,7 +39,7 @@ class GraphStore(Structure):
 
 
 def framed(store: Structure) -> GraphStore:
-    """The structure with empty frames, unless it has frames already."""
+    """The structure with empty frames, unless it has frames."""
     if isinstance(store, GraphStore):
         return store
     given = {one.name: getattr(store, one.name) for one in fields(store) if one.init}
@@ -80,14 +73,14 @@ def _edge_frame(store: Structure, etype: EType, edge_ids: Callable[[], Tensor]) 
 
 
 def copy_frame(frame: Frame) -> Frame:
-    """A frame of its own with the same columns."""
+    """A new frame with the same columns."""
     copy = Frame(frame.num_rows, frame.kind, frame.defaults)
     copy.restore(frame.save())
     return copy
 
 
 def copy_frames(store: GraphStore) -> GraphStore:
-    """The same structure with frames of its own, which hold the same tensors."""
+    """The same structure with new frames that hold the same tensors."""
     src_frames = {name: copy_frame(frame) for name, frame in store.src_frames.items()}
     dst_frames = src_frames
     if store.is_block:
@@ -99,7 +92,7 @@ def copy_frames(store: GraphStore) -> GraphStore:
 def reverse(
     store: GraphStore, etypes: list[EType], copy_nodes: bool, copy_edges: bool
 ) -> GraphStore:
-    """The relations ``etypes`` with source and destination in each other's place."""
+    """The relations ``etypes`` with sources and destinations swapped."""
     whole = copy_frames(store)
     node_frames = [*whole.src_frames.values(), *whole.dst_frames.values()]
     edge_frames = list(whole.edge_frames.values())
@@ -135,10 +128,9 @@ def with_edges(
 
 
 def add_self_loop(store: GraphStore, etype: EType, rows: Mapping[str, Tensor]) -> GraphStore:
-    """An edge from every node to itself, behind the others; collective.
+    """An edge from every node to itself, behind the others, with columns ``rows`` or 0; collective.
 
-    Their global ids follow those of all edges, and of loops that were added before; their columns
-    are ``rows``, and 0 where there are none.
+    Global ids of loops follow those of all edges, and of loops that were added before.
     """
     relation, frame = whole_relation(store, etype, "add_self_loop"), store.edge_frames[etype]
     times = store.added_loops

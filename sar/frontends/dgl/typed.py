@@ -1,8 +1,7 @@
 """Typed linear layers inside message functions: ``dgl.ops.segment_mm`` in one step.
 
-DGL multiplies type by type with torch's operators, so that a block of edges costs
-several calls for each of all types, and as many gradients of the size of all matrices. Outside of
-message functions nothing changes.
+DGL multiplies type by type: several calls a type for each block of edges, and as many gradients of
+the size of all matrices. Outside of message functions nothing changes.
 """
 
 from __future__ import annotations

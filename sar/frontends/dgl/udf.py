@@ -48,7 +48,6 @@ class EdgeBatch:
         self.src, self.dst, self.data, self._size = src, dst, data, size
 
     def batch_size(self) -> int:
-        """Edges in the block."""
         return self._size
 
     def __len__(self) -> int:
@@ -83,7 +82,7 @@ class Function:
     dropouts: list[tuple[float, bool]]
 
     def on_rows(self, frames: list[list[Tensor]], size: int) -> Mapping[str, Tensor]:
-        """Call it on rows of the columns that it reads; it writes into copies."""
+        """Call it on rows of the columns that it reads; columns that it writes are copies."""
         columns = [
             _Known(self.kind, {n: t.clone() if n in out else t for n, t in zip(names, rows)})
             for names, rows, out in zip(self.read, frames, self.written, strict=True)
@@ -114,8 +113,7 @@ def seen(
     """Run a function on blank rows, without communication, random numbers or gradients left behind.
 
     Args:
-        call: see :class:`Function`.
-        kind, name, row: what to call the function and its rows, in errors.
+        kind, name, row: what the function and its rows are called in errors.
         inner: dimensions of a row of the first frame before those of its columns.
 
     Raises ``TypeError`` or ``ValueError`` when it does not return one row for each of its own, and
@@ -163,12 +161,11 @@ def _hidden_leaves(run: Callable, captures: list[Tensor]) -> tuple[Tensor, ...]:
 
 
 def name_of(function: Callable) -> str:
-    """What to call a user's function."""
     return getattr(function, "__qualname__", type(function).__name__)
 
 
 def checked(outputs: Any, size: int, kind: str, row: str) -> Mapping[str, Tensor]:
-    """What a function returned, a dict of tensors with ``size`` rows each."""
+    """``outputs``; raises unless it is a dict of tensors with ``size`` rows each."""
     if not isinstance(outputs, Mapping):
         got = type(outputs).__name__
         raise TypeError(f"{kind}: returned {got}, expected a dict of tensors")
@@ -228,7 +225,7 @@ def message_columns(
 
 
 def _before(edge: Frame, outputs: Mapping[str, Tensor], relation: AnyRelation) -> dict[str, Node]:
-    """The columns that some rows of a function's results are put over."""
+    """The columns whose values stay where a function computes some of the rows alone."""
     found = {}
     for name, like in outputs.items():
         if name in edge:

@@ -33,7 +33,7 @@ UNDISTRIBUTED = {
 
 
 def refusing(method: Callable, name: str, reason: str) -> Callable:
-    """``method`` of a class ``name`` that raises ``NotSupportedError`` for a sharded graph."""
+    """``method`` of class ``name``, which raises ``NotSupportedError`` for a sharded graph."""
 
     @wraps(method)
     def call(*args: Any, **kwargs: Any) -> Any:

@@ -53,7 +53,7 @@ def pyg_data(drawn: Drawn) -> Any:
 
 
 def _put_links(data: Any, links: Links, etype: Any, is_one: bool) -> None:
-    """Where the seed edges are, by PyG's names."""
+    """Put the seed edges where PyG has them."""
     if links.negative is None:
         seeds = data if is_one else data[etype]
         seeds.edge_label_index = torch.stack([links.src, links.dst])
@@ -69,6 +69,6 @@ def _put_links(data: Any, links: Links, etype: Any, is_one: bool) -> None:
 
 
 def _rename(store: Any, columns: dict[str, Tensor], names: dict[str, str]) -> None:
-    """Columns by PyG's names of what DGL calls otherwise."""
+    """Store columns, by PyG's names where these differ from DGL's."""
     for name, values in columns.items():
         store[names.get(name, name)] = values

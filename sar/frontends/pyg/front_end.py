@@ -21,12 +21,10 @@ def install() -> None:
 
 
 def batch_maker(subgraph_type: str) -> Callable[[Any], Any]:
-    """See :class:`sar.registry.FrontEnd`."""
     return pyg_data
 
 
 def read_batch(batch: Any, input_type: str, name: str, device: Any) -> tuple[Any, Any, Tensor]:
-    """See :class:`sar.registry.FrontEnd`."""
     data = batch.to(device)
     stores = {ntype: data[ntype] for ntype in getattr(data, "node_types", ())} or {input_type: data}
     features = {ntype: store[name] for ntype, store in stores.items() if name in store}
@@ -34,7 +32,6 @@ def read_batch(batch: Any, input_type: str, name: str, device: Any) -> tuple[Any
 
 
 def arguments(names: Sequence[str], given: Any, features: Any) -> list[Any]:
-    """See :class:`sar.registry.FrontEnd`."""
     if isinstance(given, GraphView):
         raise NotSupportedError(
             f"model: called as ({', '.join(names)}), and whole graphs have no {names[-1]} yet, on "
