@@ -1,4 +1,4 @@
-"""Relations out of edges, edges out of relations, and one relation out of several."""
+"""Build relations of edges, read the end points back, and join several relations into one."""
 
 from __future__ import annotations
 
@@ -25,14 +25,12 @@ def build_relation(
     make_keys: Callable[[], Tensor],
     position: Tensor | None = None,
 ) -> Relation:
-    """Collective: agree the halo plan of one edge type and renumber remote sources by it.
+    """Agree on the halo plan of one edge type and renumber remote sources by it; collective.
 
     Args:
         src, dst, eid: int32 [E] as in :class:`Relation`, but ``src`` is everywhere the row inside
             the owner's partition.
-        offsets: as in :class:`Relation`, length P + 1.
-        num_src, num_dst: rows this rank owns on either side.
-        make_keys: as in :class:`Relation`.
+        offsets, make_keys: as in :class:`Relation`.
         position: for blocks, the row of the source tensor for each row of the partition, or -1.
     """
     compact = torch.empty_like(src)
@@ -52,10 +50,8 @@ def build_relation(
 
 
 def join_relations(relations: Sequence[Relation]) -> Relation:
-    """Collective: relations out of the same source rows as one, whose halo holds a row once.
-
-    Their destination rows follow each other, and so do their edges.
-    """
+    """Join relations out of the same source rows to one, whose halo has each row once; collective.
+    Their destination rows follow each other, and so do their edges."""
     group, num_src = relations[0].group, relations[0].num_src
     plan, places = join_plans([relation.plan for relation in relations])
     dst_starts = [0, *accumulate(relation.num_dst for relation in relations)]
@@ -81,13 +77,8 @@ def join_relations(relations: Sequence[Relation]) -> Relation:
 
 
 class EdgeEnds(NamedTuple):
-    """End points of the local edges by position, int64 [num_edges] each, on the CPU.
-
-    Attributes:
-        owner: rank that owns the source.
-        src: the source's row inside that rank.
-        dst: the destination's row inside this one.
-    """
+    """End points of the local edges by position, int64 [num_edges] each, on the CPU: the rank that
+    owns the source, the source's row inside that rank, the destination's row inside this one."""
 
     owner: Tensor
     src: Tensor
@@ -116,7 +107,7 @@ def owned_ends(relation: Relation) -> EdgeArrays:
 
 
 def edge_ends(relation: Relation) -> EdgeEnds:
-    """Where the edges lead; collective."""
+    """The end points of a relation's edges by position; collective."""
     src, dst, eid, offsets = owned_ends(relation)
     owner = torch.arange(relation.group.size).repeat_interleave(torch.tensor(offsets).diff())
     position = torch.argsort(eid)
@@ -129,16 +120,10 @@ def relation_of_edges(
     num_rows: tuple[int, int],
     make_keys: Callable[[], Tensor],
 ) -> Relation:
-    """A relation of edges that end in rows of this rank; collective.
+    """A relation of edges that end in rows of this rank, with their positions kept; collective.
 
-    Args:
-        ends: of all edges.
-        num_rows: rows this rank owns as sources and as destinations.
-        make_keys: as in :class:`sar.edges.Relation`.
-
-    Returns:
-        The relation; its edges keep their positions. Its set-up costs what its edges and the rows
-        they need cost, whatever the size of the graph.
+    Its set-up costs what its edges and the rows they need cost, whatever the size of the graph.
+    ``num_rows`` are those this rank owns as sources and as destinations.
     """
     order = torch.argsort(ends.owner, stable=True)
     counts = torch.bincount(ends.owner, minlength=group.size)

@@ -1,9 +1,8 @@
 """Sums of constant rows, kept; and halos of constant rows, in files.
 
 What nobody trains is sent once: an epoch of SAGE on 4 ranks sends 210 MB, not 260, in 2.07 seconds
-of a processor, not 2.41; one of GAT 442, not 607, with files. It is chosen for rows
-that ask for no gradient and then stands in the place of their sums, see
-:class:`sar.ops.sums.KeptSums`.
+of a processor, not 2.41; one of GAT 442, not 607, with files. Sums of rows that ask for no gradient
+are computed by :class:`sar.ops.sums.KeptSums`.
 
 Note [Constant rows]. What a linear reduction makes of rows that nobody trains is the same in every
 epoch. Rows are those of an earlier call when they are the same tensor, unwritten since, or equal
@@ -59,7 +58,7 @@ class _Entry:
         tensors, versions: the rows and how often they had been written; empty once equal rows came
             as other tensors, which are made anew each time.
         memory: of the rows; held, so that no other can have its address.
-        kept, call: what call ``call`` gave; 0 is none.
+        kept, call: the result of call number ``call``; 0 is none.
         sent_bytes: what this rank sent for it.
     """
 
@@ -71,12 +70,11 @@ class _Entry:
     sent_bytes: int = 0
 
     def holds(self, tensors: Sequence[Tensor]) -> bool:
-        """Whether these are the very tensors."""
         pairs = zip(self.tensors, tensors, strict=False)
         return len(self.tensors) == len(tensors) and all(a is b for a, b in pairs)
 
     def unwritten(self) -> bool:
-        """Whether the tensors hold what they held."""
+        """Whether nobody has written into the tensors or replaced their memory."""
         places = zip(self.tensors, self.memory, strict=True)
         same = all(a.data_ptr() == b.data_ptr() for a, b in places)
         return same and self.versions == [version_of(tensor) for tensor in self.tensors]
@@ -84,11 +82,8 @@ class _Entry:
 
 @dataclass
 class Use:
-    """One call for constant rows.
-
-    Attributes:
-        kept: what an earlier one gave, to be used now on all ranks.
-    """
+    """One call for constant rows; ``kept`` is an earlier call's result, to be used now on all
+    ranks."""
 
     group: Group
     entry: _Entry | None
@@ -101,18 +96,14 @@ class Use:
         return self.entry is not None
 
     def keep(self, kept: list[Tensor], sent_bytes_before: int) -> None:
-        """Keep what this call gives; all that was sent since is not sent again."""
+        """Keep this call's result; the bytes sent for it since will not be sent again."""
         if self.entry is not None:
             self.entry.kept, self.entry.call = kept, self.call
             self.entry.sent_bytes = self.group.counters.sent_bytes - sent_bytes_before
 
 
 class Constants:
-    """The results of constant rows that a relation keeps.
-
-    Args:
-        group: the ranks that agree on each use.
-    """
+    """The results of constant rows that a relation keeps; ``group`` agrees on each use."""
 
     def __init__(self, group: Group) -> None:
         self.group = group
@@ -121,10 +112,8 @@ class Constants:
         self._calls = 0
 
     def use(self, tensors: list[Tensor], op: str, policy: Policy, learns: bool) -> Use:
-        """Whether there is a result for the same tensors on all ranks, or will be; collective.
-
-        What is found counts as not sent again.
-        """
+        """Look for a result of the same tensors that all ranks have kept; collective. What is found
+        counts as bytes not sent."""
         told = self.group.meter.told
         if told is not None and told.undo is not None:
             told.undo.append(self._put_back())
@@ -138,7 +127,7 @@ class Constants:
         return Use(self.group, entry, self._calls)
 
     def _put_back(self) -> Callable[[], None]:
-        """A function that forgets everything from now on."""
+        """A function that undoes what is learned from now on."""
         entries = OrderedDict((key, replace(entry)) for key, entry in self._entries.items())
         seen, calls = OrderedDict(self._seen), self._calls
 
@@ -155,7 +144,7 @@ class Constants:
         return least > 0 and least == -most
 
     def _find(self, what: tuple[str, Policy], tensors: list[Tensor], learns: bool) -> _Entry | None:
-        """What is known of rows that came before."""
+        """The entry of rows that came before."""
         kinds = tuple((tuple(t.shape), t.dtype, t.device) for t in tensors)
         for key, entry in list(self._entries.items()):
             if key[:2] == (what, kinds) and entry.holds(tensors):
@@ -183,7 +172,6 @@ class Constants:
 
 
 def constants_of(relation: Relation) -> Constants:
-    """The results that a relation keeps."""
     return relation.derived(Constants, lambda: Constants(relation.group))
 
 
@@ -193,7 +181,7 @@ def _digest(tensor: Tensor) -> bytes:
 
 
 def held(tensor: Tensor, policy: Policy) -> Tensor:
-    """A copy, where ``policy`` has it."""
+    """A copy of the tensor, in a temporary file where ``policy`` maps constants, else in memory."""
     if policy.constant_inputs == "mapped":
         try:
             return to_temporary_file(tensor)
@@ -207,10 +195,8 @@ def _warn_of_no_room(error: OSError) -> None:
 
 
 def to_temporary_file(tensor: Tensor) -> Tensor:
-    """A copy in a mapped file without a name, which ends with the tensor or the process.
-
-    Raises ``OSError`` when there is no room for it.
-    """
+    """A copy in a mapped file without a name, which ends with the tensor or the process. Raises
+    ``OSError`` when there is no room for it."""
     return RowFile(tuple(tensor.shape), tensor.dtype, [tensor.cpu()]).tensor
 
 
@@ -222,12 +208,10 @@ def constant_halo(
     may_keep: bool,
     fetch: Callable[[], Landed],
 ) -> Landed:
-    """What ``fetch()`` gives, or the same from files; collective.
+    """The rounds of ``fetch()``, or the same from files; collective.
 
-    Args:
-        rows: [num_src, width] whose halo it is, as the caller of the layer has them.
-        may_keep: whether this pass writes files, if these rows came before.
-        fetch: begins to fetch the rounds.
+    ``rows`` [num_src, width] are those whose halo it is, as the caller of the layer has them. With
+    ``may_keep`` this pass writes files, if these rows came before.
     """
     mode = CONSTANT_INPUTS.index(policy.constant_inputs)
     relation.plan.agree_once("number of the mode of constant_inputs", mode)

@@ -31,7 +31,7 @@ class MailBlock:
 
     @property
     def ends(self) -> Tensor:
-        """int64 [e] destination row of each edge."""
+        """The destination row of each edge, int64 [e]."""
         return self.dst.index_select(0, self.segment)
 
 
@@ -39,10 +39,8 @@ class MailBlock:
 class MailboxEdges:
     """Every local edge, by ascending in-degree of its destination, destination and position.
 
-    Attributes:
-        dst: int64 [R] the destinations that have edges.
-        indptr: int64 [R + 1] bounds of their edges.
-        src, position: int32 [E], see :class:`MailBlock`.
+    ``dst`` int64 [R] are the destinations that have edges, ``indptr`` int64 [R + 1] the bounds of
+    their edges, ``src`` and ``position`` int32 [E] as in :class:`MailBlock`.
     """
 
     dst: Tensor
@@ -52,7 +50,6 @@ class MailboxEdges:
 
     @property
     def max_in_degree(self) -> int:
-        """Edges into the last destination, 0 without edges."""
         return int(self.indptr[-1] - self.indptr[-2]) if len(self.dst) else 0
 
     def blocks(self, block_edges: int) -> Iterator[MailBlock]:
@@ -84,14 +81,8 @@ class MailboxEdges:
 def in_mailbox_order(
     src: Tensor, dst: Tensor, position: Tensor, in_degrees: Tensor
 ) -> MailboxEdges:
-    """Order edges, given in any order.
-
-    Args:
-        src: int32 [E] rows of the table.
-        dst: int32 [E] destination rows.
-        position: int32 [E], a permutation of 0 .. E-1.
-        in_degrees: int64 [num_dst].
-    """
+    """Sort edges (int32 [E] each; ``position`` is a permutation of 0 .. E-1) as mailboxes need
+    them."""
     rows = torch.argsort(in_degrees, stable=True)
     rows = rows[in_degrees[rows] > 0]
     place = torch.empty_like(in_degrees)

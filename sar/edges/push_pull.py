@@ -73,10 +73,9 @@ class LinearPlan(HaloPlan):
     """A plan that sends each peer some rows as they are and, behind them, partial sums.
 
     Args:
-        outgoing: how rows sent come of owned ones.
+        outgoing: computes the rows sent from owned ones.
         num_pulled, num_slots: rows that each peer gets as they are, and partial sums.
         recv_pulled: rows that come from each peer as they are.
-        Others are those of :class:`HaloPlan`.
     """
 
     def __init__(
@@ -126,8 +125,8 @@ class LinearPlan(HaloPlan):
             spmm_into(sums, edges, part)
 
     def _runs(self, step: Round) -> Iterator[tuple[int, int, int]]:
-        """Rows [first, last) sent to peers that follow each other, and where they begin in the
-        message of the round."""
+        """Runs of rows [first, last) for peers in a row, and where each begins in the round's
+        message."""
         first = last = place = 0
         for peer in step.targets:
             if self._starts[peer] != last:
@@ -142,7 +141,7 @@ class LinearPlan(HaloPlan):
 
 @dataclass
 class FewestRows:
-    """What a relation keeps for its sums.
+    """The edges and the plan that a relation keeps for its sums.
 
     Attributes:
         plan: what travels; ``None`` where the relation's own plan is as good.
@@ -159,10 +158,9 @@ class FewestRows:
 
 
 class LinearRelation:
-    """A relation as sums of copied rows need it: the edges that this rank has left to do.
+    """A relation as sums of copied rows need it: the edges that this rank has left to sum.
 
-    Its methods are those of :class:`Relation`. There are no values per edge, so no order of edges
-    is kept.
+    Its methods are those of :class:`Relation`; without values per edge, it keeps no order of edges.
     """
 
     def __init__(self, store: ShardStore, plan: LinearPlan, fewest: FewestRows) -> None:
@@ -197,8 +195,7 @@ class LinearRelation:
 
 
 def _left(edges: EdgeArrays, step: Round, pulled: list[Tensor], num_dst: int, order: bool) -> Csc:
-    """The edges of [K S] of a round, by destination: those out of pulled rows, and one out of each
-    slot, whose position is -1."""
+    """Edges of [K S] of a round, by destination; the one out of each slot has position -1."""
     start, srcs, dsts, eids = 0, [], [], []
     for peer, num_rows in zip(step.sources, step.recv_rows, strict=True):
         src, dst, eid = _edges_from(edges, peer)
@@ -232,7 +229,7 @@ def _rest(edges: EdgeArrays, plan: HaloPlan, pulled: list[Tensor], num_dst: int)
 
 
 def _remote_edges(relation: HaloPlan, fewest: FewestRows, num_rounds: int) -> Iterator[Ends]:
-    """The remote edges of a relation with plan ``relation`` out of what its sums keep."""
+    """The remote edges of the relation whose plan is ``relation``, from those kept for its sums."""
     peers = [peer for peer in range(relation.group.size) if peer != relation.group.rank]
     if fewest.rest is not None:
         yield ends_of(fewest.rest, peers, [relation.recv_counts[peer] for peer in peers])
@@ -253,11 +250,11 @@ def _remote_edges(relation: HaloPlan, fewest: FewestRows, num_rounds: int) -> It
 def linear_relation(
     relation: Relation, x: Tensor, weight: Tensor | None, policy: Policy
 ) -> ShardStore | LinearRelation:
-    """What a sum of rows ``x`` [num_src, width] streams over; collective.
+    """The edges and plan that a sum of rows ``x`` [num_src, width] streams over; collective.
 
     All edges where weights belong to them (the owner of a source does not know these), where ``x``
     is narrow (a partial sum would be rounded on its way), where ``policy`` says so and where too
-    little is saved. Otherwise what is left to do with the fewest rows, made at first need.
+    little is saved. Otherwise those left to do with the fewest rows, found at first need.
     """
     if relation.group.size == 1:
         return relation.store
@@ -273,7 +270,8 @@ def linear_relation(
 
 
 def _fewest_rows(relation: Relation, policy: Policy) -> FewestRows:
-    """Collective; without a plan on all ranks when less than ``LEAST_SAVED`` would be saved."""
+    """Find the fewest rows; no plan on any rank where less than ``LEAST_SAVED`` is saved;
+    collective."""
     started, plan, ranks = time.perf_counter(), relation.plan, range(relation.group.size)
     edges = relation.arrays()
     covers = [_cover(edges, plan, peer) for peer in ranks]
@@ -302,7 +300,7 @@ def _edges_from(edges: EdgeArrays, peer: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _cover(edges: EdgeArrays, plan: HaloPlan, peer: int) -> tuple[Tensor, int]:
-    """Which halo rows of ``peer`` travel as they are, and how many rows do with partial sums."""
+    """Which halo rows of ``peer`` travel as they are, and how many rows in all."""
     if peer == plan.group.rank:
         return torch.zeros(0, dtype=torch.bool, device=plan.device), 0
     src, dst = (ends.cpu().numpy() for ends in _edges_from(edges, peer)[:2])
@@ -313,10 +311,10 @@ def _cover(edges: EdgeArrays, plan: HaloPlan, peer: int) -> tuple[Tensor, int]:
 def _tell(
     edges: EdgeArrays, plan: HaloPlan, pulled: list[Tensor], policy: Policy
 ) -> tuple[Outgoing, list[int], list[int]]:
-    """Tell every peer what it sends to this rank, hear what this one sends to them; collective.
+    """Tell every peer what it sends to this rank, and hear what this one sends; collective.
 
-    Returns:
-        How rows sent come of owned ones; of those the numbers as they are, and of sums, per peer.
+    Returns how rows sent are computed from owned ones; per peer the number of rows as they are, and
+    of partial sums.
     """
     group = plan.group
     sizes, parts = torch.zeros((group.size, 3), dtype=torch.int64), []

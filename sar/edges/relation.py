@@ -1,7 +1,4 @@
-"""A relation: the edges of one type that end in this rank's rows, and the halo they need.
-
-They are kept once, compressed by round; everything else is derived from them.
-"""
+"""A relation: the edges of one type that end in this rank's rows, and the halo they need."""
 
 from __future__ import annotations
 
@@ -50,19 +47,14 @@ class Ends(NamedTuple):
 
 
 class ShardStore:
-    """Shards by number of rounds and orientation.
+    """The edges of a relation, as shards by number of rounds and orientation.
 
-    Arrays of end points are given up as soon as the edges are compressed for the
-    rounds of a layer. What stays is 8 bytes an edge, by destination (the source and ``eid``, which
-    values per edge are addressed by), and 4 bytes an edge by source, for backward. The transposed
-    edges are made from the others shard by shard; under ``structure="one"`` each time they are
-    needed. Another number of rounds (a memory budget may want several, by the width of layers)
-    costs 8 bytes more for each remote edge.
-
-    Args:
-        plan: of the halo.
-        num_src, num_dst: rows this rank owns on either side.
-        edges: given up to the store.
+    The given ``edges`` are dropped as soon as they are compressed for the rounds of a layer. What
+    stays is 8 bytes an edge, by destination (the source and ``eid``, which values per edge are
+    addressed by), and 4 bytes an edge by source, for backward. The transposed edges are made from
+    the others shard by shard; under ``structure="one"`` each time they are needed. Another number
+    of rounds (a memory budget may want several, by the width of layers) costs 8 bytes more for each
+    remote edge.
     """
 
     def __init__(self, plan: HaloPlan, num_src: int, num_dst: int, edges: EdgeArrays) -> None:
@@ -75,12 +67,8 @@ class ShardStore:
         self._reverse: dict[int, list[Csc]] = {}
 
     def shards(self, num_rounds: int, *, reverse: bool = False, order: bool = False) -> list[Csc]:
-        """One shard a round, or the own one for ``LOCAL``; kept.
-
-        Args:
-            reverse: by source instead of by destination.
-            order: with the position of each edge; a shard may have it unasked.
-        """
+        """One shard a round, or the own one for ``LOCAL``; kept. By source with ``reverse``; with
+        ``order`` each has the positions of its edges, and may have them without."""
         kept = self._reverse if reverse else self._forward
         known = kept.get(num_rounds)
         if known is None or (order and any(csc.order is None for csc in known)):
@@ -93,17 +81,15 @@ class ShardStore:
         return self.shards(LOCAL, reverse=reverse, order=order)[0]
 
     def transposed(self, num_rounds: int, policy: Policy, *, order: bool = False) -> Iterator[Csc]:
-        """The shards by source as ``policy.structure`` wants: kept, or each made for its turn.
-
-        Args:
-            num_rounds: ``LOCAL`` for the shard whose sources are owned.
-        """
+        """The shards by source, or the own one for ``LOCAL``: kept, or made one by one, by
+        ``policy.structure``."""
         if policy.structure == "both" or num_rounds in self._reverse:
             return iter(self.shards(num_rounds, reverse=True, order=order))
         return self._transposed(num_rounds, order)
 
     def arrays(self) -> EdgeArrays:
-        """All edges, in the order they were given in; made from the shards where they are all."""
+        """All edges, in the order in which they were given; made from the shards that replace
+        them."""
         if self._arrays is not None:
             return self._arrays
         rank = self.plan.group.rank
@@ -127,11 +113,11 @@ class ShardStore:
         self.forget_by_source()
 
     def forget_by_source(self) -> None:
-        """Let the edges between ranks by source go, until they are asked for again."""
+        """Drop the remote edges by source, until they are asked for again."""
         self._reverse = {n: shards for n, shards in self._reverse.items() if n == LOCAL}
 
     def to(self, plan: HaloPlan) -> ShardStore:
-        """The same on the device of ``plan``, without what can be made again."""
+        """The same edges on the device of ``plan``, without what can be made again."""
         moved = copy(self)
         moved.plan, device = plan, plan.device
         moved._reverse = {}
@@ -144,7 +130,7 @@ class ShardStore:
         return moved
 
     def _compressed(self, num_rounds: int, order: bool) -> list[Csc]:
-        """By destination; the first of each kind have their order and replace the arrays."""
+        """Shards by destination; the first of each kind have positions and replace the arrays."""
         arrays, first = self.arrays(), self._arrays is not None
         if LOCAL not in self._forward:
             rank = self.plan.group.rank
@@ -169,7 +155,7 @@ class ShardStore:
         compact: bool,
         order: bool,
     ) -> Csc:
-        """Compress the edges of some source partitions; their rows follow each other by peer."""
+        """Compress the edges of some source partitions, whose rows follow each other by peer."""
         spans = [slice(edges.offsets[p], edges.offsets[p + 1]) for p in peers]
         starts = accumulate(num_rows, initial=0)
         src = [edges.src[span] + start for span, start in zip(spans, starts, strict=False)]
@@ -178,7 +164,7 @@ class ShardStore:
         return compress(torch.cat(dst), torch.cat(src), self.num_dst, compact=compact, order=eid)
 
     def _transposed(self, num_rounds: int, order: bool) -> Iterator[Csc]:
-        """By source, one after the other, from the shards by destination."""
+        """Shards by source, one after the other, made from those by destination."""
         forward = self.shards(num_rounds, order=order)
         rows = [self.num_src]
         if num_rounds != LOCAL:
@@ -200,15 +186,15 @@ def ends_of(csc: Csc, peers: Sequence[int], num_rows: Sequence[int]) -> Ends:
 
 
 class Deriving:
-    """Keeps what was derived from it; nothing is shared with what is turned or moved."""
+    """Keeps what was derived from it; a reversed or moved relation shares nothing of it."""
 
     known: dict[Hashable, Any]
 
     def derived(self, key: Hashable, make: Callable[[], T]) -> T:
         """What ``make`` gave for ``key`` the first time; on another device it is made anew.
 
-        Collective where ``make`` is. What refers to the relation does not belong here: both would
-        never end.
+        Collective where ``make`` is. What it gives must not refer to the relation: neither would be
+        freed.
         """
         if key not in self.known:
             self.known[key] = make()
@@ -218,12 +204,10 @@ class Deriving:
 class Relation(Deriving):
     """Edges of one canonical edge type, grouped by the partition that owns their source.
 
-    Shards are compressed for the rounds in use on first need; see :class:`ShardStore`.
-
     Args:
         plan: the halo plan of the source rows.
         num_src, num_dst: rows this rank owns on either side.
-        src, dst, eid, offsets: as in :class:`EdgeArrays`; not kept.
+        src, dst, eid, offsets: as in :class:`EdgeArrays`; not kept, see :class:`ShardStore`.
         make_keys: makes ``keys``.
 
     Attributes:
@@ -232,8 +216,7 @@ class Relation(Deriving):
         out_degrees: int64 [num_src] edges on all ranks that start in each owned row.
         known: what was derived so far, see :meth:`derived`.
 
-    Raises:
-        ValueError: on every rank, where a rank has 2^31 edges or more.
+    Raises ``ValueError`` on every rank, where a rank has 2^31 edges or more.
     """
 
     def __init__(
@@ -259,12 +242,11 @@ class Relation(Deriving):
 
     @property
     def offsets(self) -> list[int]:
-        """Bounds of each source partition's edges in :meth:`arrays`."""
         return self.store.offsets
 
     @cached_property
     def keys(self) -> Tensor:
-        """int32 or int64 [num_edges]: names of the local edges in random numbers, by position.
+        """Names of the local edges in random numbers, by position: int32 or int64 [num_edges].
 
         Those of :class:`sar.partition.features.Keys`, which no cut changes; made at first need.
         """
@@ -277,7 +259,7 @@ class Relation(Deriving):
 
     @cached_property
     def has_no_edge_somewhere(self) -> bool:
-        """Whether an owned row is none in which an edge ends."""
+        """Whether there is an owned row in which no edge ends."""
         return bool((self.in_degrees == 0).any())
 
     @cached_property
@@ -290,10 +272,8 @@ class Relation(Deriving):
         return in_mailbox_order(src, dst, eid, self.in_degrees)
 
     def arrays(self) -> EdgeArrays:
-        """The end points of all edges; made anew, and 12 bytes an edge, once they are compressed.
-
-        Not to be written into, nor to be held.
-        """
+        """The end points of all edges; made anew, 12 bytes an edge, once they are compressed. Not
+        to be written into, nor to be held."""
         return self.store.arrays()
 
     def to(self, device: torch.device) -> Relation:
@@ -320,7 +300,7 @@ class Relation(Deriving):
         return sum(counts)
 
     def _count_out_degrees(self, edges: EdgeArrays) -> Tensor:
-        """int64 [num_src]: edges out of owned rows on all ranks; collective."""
+        """Edges out of owned rows on all ranks, int64 [num_src]; collective."""
         plan, rank, offsets = self.plan, self.group.rank, edges.offsets
         local = slice(offsets[rank], offsets[rank + 1])
         degrees = torch.bincount(edges.src[local], minlength=self.num_src)
@@ -340,10 +320,10 @@ class Relation(Deriving):
 
 
 class ReversedRelation(Deriving):
-    """The same edges the other way round; each stays where it ended before it was turned.
+    """The same edges reversed; each stays on the rank where it ended before.
 
-    Rows of sources and destinations change places. What a reduction needs is pushed to the owners,
-    see :mod:`sar.ops.messages`.
+    Sources and destinations change places. What a reduction needs is pushed to the owners, see
+    :mod:`sar.ops.messages`.
     """
 
     def __init__(self, forward: Relation) -> None:
@@ -356,11 +336,9 @@ class ReversedRelation(Deriving):
 
     @property
     def keys(self) -> Tensor:
-        """int64 [num_edges] names of the edges, which do not change when they are turned."""
         return self.forward.keys
 
     def to(self, device: torch.device) -> ReversedRelation:
-        """The same with its arrays on ``device``; no communication."""
         return ReversedRelation(self.forward.to(device))
 
 
@@ -368,7 +346,7 @@ AnyRelation = Relation | ReversedRelation
 
 
 def reverse_relation(relation: AnyRelation) -> AnyRelation:
-    """The relation with all edges turned round; no communication."""
+    """The relation with all edges reversed; no communication."""
     return (
         relation.forward if isinstance(relation, ReversedRelation) else ReversedRelation(relation)
     )
