@@ -1,8 +1,7 @@
 """Models on sharded graphs: which code computes their layers, what that costs, what they keep.
 
-And the library's own, which need no other library: stacks of SAGE, GCN, GIN, GAT and R-GCN, which
-:func:`build_model` makes. What a front end says of another library's layers is in
-:mod:`sar.models.choice`.
+And the library's own models, stacks of SAGE, GCN, GIN, GAT and R-GCN (:func:`build_model`). What a
+front end says of another library's layers is in :mod:`sar.models.choice`.
 """
 
 from sar.models.activations import set_activations

@@ -122,7 +122,7 @@ def _writable(directory: str | os.PathLike, activations: str) -> str:
 
 
 class _Recompute(Forward):
-    """Keeps the arguments and computes everything else again in backward."""
+    """Keeps a layer's arguments alone, and computes everything else again in backward."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
@@ -153,7 +153,7 @@ def _both_passes(
 
 
 class _Again:
-    """The state that the forward pass began with; entered at each repetition."""
+    """The state that the forward pass began with, entered at each repetition."""
 
     def __init__(self, module: nn.Module, group: Group, notes: Notes) -> None:
         self.notes = notes
@@ -175,7 +175,7 @@ class _Again:
 
 
 class _Elsewhere(Forward):
-    """Passes what is saved inside through hooks that move it to a file or round it."""
+    """Passes what is saved inside a module through hooks that move it to a file or round it."""
 
     def __init__(self, module: nn.Module, activations: str, directory: str | None) -> None:
         super().__init__(module)
@@ -187,7 +187,6 @@ class _Elsewhere(Forward):
 
     @property
     def hooks(self) -> Offload | RoundToBfloat16:
-        """Made when first needed."""
         if self._hooks is None:
             offload = self.activations == "offload"
             self._hooks = Offload(self.directory) if offload else RoundToBfloat16()

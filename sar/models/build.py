@@ -143,14 +143,10 @@ def find_maker(text: str) -> Maker:
 
 
 def build_own(text: str, args: Mapping[str, Any], offered: Mapping[str, Any]) -> nn.Module:
-    """The model that ``text`` names.
+    """The model that ``text`` names, made with ``args`` for its constructor.
 
-    Args:
-        args: for the constructor.
-        offered: more of them, each given only where the constructor has a parameter of that name
-            and ``args`` say nothing of it.
-
-    Raises ``ValueError`` where the constructor does not take them, or gives no module.
+    ``offered`` are more arguments, of which it gets those that it has parameters for and ``args``
+    do not name. Raises ``ValueError`` where it does not take them, or gives no module.
     """
     maker = find_maker(text)
     signature = inspect.signature(maker)
@@ -201,10 +197,7 @@ def try_own(text: str, args: Mapping[str, Any], featured: Sequence[str]) -> nn.M
 
 
 def expect_logits(model: nn.Module, text: str, num_classes: int, ntype: str) -> None:
-    """Let ``model`` raise ``ValueError`` when its result has not the shape of logits.
-
-    Of a dict by node type it gives the rows of ``ntype``.
-    """
+    """Let ``model`` raise ``ValueError`` unless it gives logits; of a dict it gives ``ntype``'s."""
 
     def check(_: nn.Module, given: tuple[Any, ...], result: Any) -> Tensor:
         logits = result.get(ntype) if isinstance(result, dict) else result

@@ -103,7 +103,7 @@ def _said(text: str) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
 
 
 def _read(model: Any) -> tuple[str, ...]:
-    """By the signature of ``forward``."""
+    """The places that the signature of ``forward`` says."""
     forward = model.forward if isinstance(model, nn.Module) else getattr(model, "forward", model)
     given = [*inspect.signature(forward).parameters.values()]
     given = given[0 if isinstance(model, nn.Module) else 1 :]
@@ -124,20 +124,20 @@ def _read(model: Any) -> tuple[str, ...]:
 
 
 def arguments(names: Sequence[str], given: Any, features: Any) -> list[Any]:
-    """What parameters of some names get of a graph, or of a list of blocks."""
+    """Arguments for parameters of these names, of a graph or of a list of blocks."""
     return arguments_by(_column, names, given, features)
 
 
 def arguments_by(
     column: Callable[[Any, str], Any], names: Sequence[str], given: Any, features: Any
 ) -> list[Any]:
-    """The same, where ``column`` gives a column of a block's edges."""
+    """As :func:`arguments`, where ``column`` reads a column of a block's edges."""
     found = {"graph": given, "x": features, "x_dict": features}
     return [found[name] if name in found else _of_all(column, given, name) for name in names]
 
 
 def _of_all(column: Callable[[Any, str], Any], given: Any, name: str) -> Any:
-    """A column of edges; a list of them for a list of blocks."""
+    """A column of edges of a graph or a block; a list of them for a list of blocks."""
     if isinstance(given, list | tuple):
         return [_of_all(column, one, name) for one in given]
     return given.edge_column(name) if isinstance(given, GraphView) else column(given, name)

@@ -1,9 +1,8 @@
 """What binds layers to the fused functions of :mod:`sar.layers`, and which code computes a call.
 
-Those functions know tensors and a relation. A front end has an :class:`Adapter` for each class of
-its library that one of them can compute; :func:`standing` stands before the ``forward`` of these
-classes. Most of what decides can change between two calls and is looked at in each: a few
-comparisons. The choice changes nothing of what ranks exchange, so that each makes its own.
+A front end has an :class:`Adapter` for each class of its library that one of them can compute.
+:func:`standing`, before the ``forward`` of such a class, asks it at each call, as most of what
+decides can change. The choice changes nothing of what ranks exchange, so that each makes its own.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ class LayerOptions:
 
 
 def options_of(layer: nn.Module) -> LayerOptions:
-    """What the user asked of a layer."""
+    """What the user asked of a layer by :func:`sar.optimize`."""
     found: LayerOptions = layer.__dict__.get(OPTIONS, _NO_OPTIONS)
     return found
 
@@ -88,7 +87,7 @@ class Adapter:
     _changed: dict[Any, str | None] = field(default_factory=dict, compare=False, repr=False)
 
     def changed(self, kind: type, forward: Callable[..., Any]) -> str | None:
-        """Why ``kind`` with this ``forward`` is not what this stands for; ``None``: it is."""
+        """Why ``kind`` with this ``forward`` is not the class that this stands for; or ``None``."""
         if (kind, forward) not in self._changed:
             self._changed[kind, forward] = self._compared(kind, forward)
         return self._changed[kind, forward]
@@ -266,7 +265,7 @@ def linear_reason(layer: nn.Module, *names: str) -> str | None:
 
 
 def may_donate(layer: nn.Module, x: Tensor) -> bool:
-    """Whether backward may write over the input ``x``: the user asked for it, and an operation with
-    a gradient made it, in memory of its own."""
+    """Whether backward may write over ``x``: the user asked for it, and an operation with a
+    gradient made it, in memory of its own."""
     asked = layer.__dict__.get(OPTIONS, _NO_OPTIONS).donate
     return asked and x.requires_grad and not x.is_leaf and not is_view(x)

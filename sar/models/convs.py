@@ -151,7 +151,7 @@ class GATConv(nn.Module):
         return self._plain(graph, x) if z is None else z
 
     def _plain(self, graph: Any, x: Tensor) -> Tensor:
-        """The same in steps; where there are kernels of attention, with the same messages."""
+        """The layer in steps; where there are kernels of attention, with the same messages."""
         scope = graph.scope()
         value = F.linear(x, self.weight).view(len(x), self.num_heads, -1)
         key = (value * self.attn_src).sum(-1, keepdim=True)
@@ -162,7 +162,7 @@ class GATConv(nn.Module):
 
 
 def _root(degrees: Tensor, like: Tensor) -> Tensor:
-    """[n, 1] factors of rows."""
+    """[n, 1] degrees ** -0.5, which count at least 1, as factors of rows."""
     return degrees.to(like.dtype).clamp(min=1).pow(-0.5).unsqueeze(1)
 
 
@@ -182,7 +182,7 @@ def _fused(adapter: Adapter, layer: nn.Module, graph: Any, x: Tensor) -> Tensor 
 def _binds(
     run: Run, kernel: str = "", *more: torch.dtype
 ) -> Callable[[Any, Any, Arguments], Run | str]:
-    """Binds calls to ``run`` where graph and rows allow, of the usual dtypes and ``more``."""
+    """A ``bind`` to ``run`` where graph and rows allow it, for the usual dtypes and ``more``."""
 
     def bind(layer: Any, graph: Any, inputs: Arguments) -> Run | str:
         x, weights = inputs["x"], layer.parameters(recurse=False)
@@ -245,10 +245,9 @@ _GAT = Adapter(_binds(_gat, "attend", torch.bfloat16), {}, _agree_gat)
 
 
 class OwnLayers(Layers):
-    """Those of this module; see :class:`sar.models.known.Layers`."""
+    """The layers of this module; see :class:`sar.models.known.Layers`."""
 
     def adapters(self) -> Mapping[type, Adapter]:
-        """By class."""
         return {SAGEConv: _SAGE, GraphConv: _GCN, GINConv: _GIN, GATConv: _GAT}
 
 

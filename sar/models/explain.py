@@ -137,11 +137,7 @@ def explain(model: nn.Module, graph: Any, *inputs: Any, **named: Any) -> Explana
 def explained(
     model: nn.Module, call: Callable[[], Any], graphs: list[GraphView], held: Any
 ) -> Explanation:
-    """As :func:`explain`, of a call of ``model`` on ``graphs``; collective.
-
-    Args:
-        held: what the call is given.
-    """
+    """As :func:`explain`, of a ``call`` on ``graphs`` that is given ``held``; collective."""
     group = graphs[0].group
     for _ in range(2):
         told = Told(undo=[])
@@ -160,7 +156,7 @@ def explained(
 
 @dataclass
 class _Rows:
-    """Makes rows of what was told."""
+    """Makes the rows of layers from what meter and layers told."""
 
     meter: Meter
     told: Told
@@ -194,7 +190,7 @@ class _Rows:
 def way_of(
     module: nn.Module, name: str, ways: Sequence[tuple[str, str, str | None]]
 ) -> tuple[str, str | None]:
-    """(implementation, why not fused) of a layer, by what was told."""
+    """(implementation, why not fused) of a layer, by the ways that layers told."""
     mine = [(what, reason) for layer, what, reason in ways if layer == name]
     what = _joined(what for what, _ in mine if what != "plain")
     for _, reason in mine:
@@ -221,7 +217,7 @@ def _graphs(graph: Any, inputs: Any, named: Any) -> list[GraphView]:
 
 
 def _made_rows(model: nn.Module, graphs: list[GraphView]) -> Tensor:
-    """[num_src, width] numbers for a model of one kind of rows."""
+    """[num_src, width] random rows; raises ``ValueError`` where the model says no width."""
     width = _first_width(model)
     if width is None or not all(one.is_homogeneous for one in graphs):
         raise ValueError("inputs: got none, and cannot tell what the model takes: pass its inputs")
@@ -231,7 +227,7 @@ def _made_rows(model: nn.Module, graphs: list[GraphView]) -> Tensor:
 
 
 def _first_width(model: nn.Module) -> int | None:
-    """Columns that the first module with parameters reads, where it says so."""
+    """Columns that the first module with parameters reads; ``None`` where it does not say."""
     for module in model.modules():
         if isinstance(module, nn.Linear):
             return module.in_features
@@ -247,7 +243,7 @@ def _first_width(model: nn.Module) -> int | None:
 def layers_logged(model: nn.Module, group: Group) -> Iterator[None]:
     """When the first forward pass of ``model`` inside ends, rank 0 logs what computed its layers.
 
-    Layers are known by :func:`sar.models.mark_layers`, which has to be around; no communication.
+    Needs :func:`sar.models.mark_layers` around it, which knows the layers; no communication.
     """
     meter = group.meter
     if group.rank != 0 or meter.told is not None:

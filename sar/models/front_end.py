@@ -35,7 +35,6 @@ def install() -> None:
 
 
 def batch_maker(subgraph_type: str) -> Callable[[Any], Any]:
-    """See :class:`sar.registry.FrontEnd`."""
     if subgraph_type != "directional":
         expected = "'directional', or as_='tensors', 'pyg' or 'dgl'"
         raise NotSupportedError(f"subgraph_type: got {subgraph_type!r}, expected {expected}")
@@ -43,7 +42,6 @@ def batch_maker(subgraph_type: str) -> Callable[[Any], Any]:
 
 
 def read_batch(batch: Any, input_type: str, name: str, device: Any) -> tuple[Any, Any, Tensor]:
-    """See :class:`sar.registry.FrontEnd`."""
     blocks = [block.to(device) for block in batch]
     found = blocks[0].src_data
     features = {ntype: columns[name] for ntype, columns in found.items() if name in columns}
@@ -182,7 +180,7 @@ class SampledBlock:
 
 
 def block_maker() -> Callable[[Drawn], list[SampledBlock]]:
-    """What makes the blocks of a batch, the input layer's first.
+    """A function that makes the blocks of a batch, the input layer's first.
 
     The first has the features of its sources, the last those of the seeds and, for the type of the
     seeds, ``input_id``.

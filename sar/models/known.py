@@ -36,7 +36,7 @@ class Layers:
 
 
 def known_layers() -> list[Layers]:
-    """Those of the front ends that are in use."""
+    """The layers of the front ends that are in use."""
     return [front_end.LAYERS for front_end in registry.imported()]
 
 
@@ -63,8 +63,7 @@ def own_forward(layer: nn.Module) -> str | None:
 
 
 def reduction_of(module: Any) -> str | None:
-    """What a module reduces of the very rows that it is given, and nothing else; ``None`` where
-    that is not known. See :class:`Adapter`."""
+    """The reduction that a module does of the very rows it is given, if known: see ``Adapter``."""
     found = adapted(type(module))
     if found is None or found[1].reduces is None or own_forward(module) is not None:
         return None

@@ -62,7 +62,7 @@ Buffers = list[tuple[nn.Module, str, Tensor]]  # owner, name, value
 
 
 def buffers_of(modules: Iterable[nn.Module]) -> Buffers:
-    """The buffers of modules, one that several have under each name."""
+    """(owner, name, buffer) of modules; a buffer that several have comes under each name."""
     return [
         (module, name, value)
         for module in modules
@@ -99,13 +99,9 @@ _PARTS_OF_GRAPHS = (Relation, ReversedRelation, HaloPlan, Group, Policy, GraphAr
 
 
 class SavedBytes:
-    """Counts, layer by layer, the memory that autograd saves and that our functions keep.
+    """Counts, by the name of the layer in ``number``, what autograd saves and our functions keep.
 
-    Args:
-        held: nests of modules, graphs and tensors whose memory is there anyway.
-
-    Attributes:
-        number: bytes by the name of the layer; ``""`` is outside of all.
+    Memory of modules, graphs and tensors in ``held`` does not count; ``""`` is outside of layers.
     """
 
     def __init__(self, held: Any) -> None:
@@ -116,17 +112,17 @@ class SavedBytes:
         self._tensors: list[Tensor] = []  # keep the numbers of their memory from coming again
 
     def enter(self, name: str, inputs: list[Any]) -> None:
-        """What is behind ``inputs`` belongs to the layer before, what comes now to ``name``."""
+        """Count what is behind ``inputs`` for the layer before; what comes now is of ``name``."""
         self.see_behind(inputs)
         self._layers.append(name)
 
     def leave(self, name: str, outputs: list[Tensor]) -> None:
-        """What is behind ``outputs`` belongs to ``name``."""
+        """Count what is behind ``outputs`` for layer ``name``, which ends."""
         self.see_behind(outputs)
         self._layers.pop()
 
     def see_behind(self, nest: Any) -> None:
-        """Count what nodes of autograd hold that nobody has come to before."""
+        """Count tensors on nodes of autograd behind ``nest`` that were not visited before."""
         for node in nodes_of(_trained(nest), self._nodes):
             for value in getattr(node, "__dict__", {}).values():
                 for tensor in _inside(value):
@@ -143,7 +139,7 @@ class SavedBytes:
 
 
 def measure(saved: SavedBytes, forward: Callable[[], Any]) -> None:
-    """Run a forward pass and count what it saves; collective as it is."""
+    """Run a forward pass with gradients and count what it saves."""
     with torch.enable_grad(), looked_on(saved.see):
         saved.see_behind(forward())
 
@@ -164,7 +160,7 @@ def _trained(out: Any) -> list[Tensor]:
 
 
 def nodes_of(outputs: list[Tensor], known: set[Any]) -> list[Any]:
-    """The nodes of autograd behind ``outputs`` that are not ``known``, which they are then."""
+    """The nodes of autograd behind ``outputs`` that are not ``known``, to which they are added."""
     waiting = [t.grad_fn for t in outputs if t.grad_fn is not None]
     found = []
     while waiting:
@@ -177,7 +173,7 @@ def nodes_of(outputs: list[Tensor], known: set[Any]) -> list[Any]:
 
 
 def _inside(value: Any) -> Iterator[Tensor]:
-    """Tensors in what a function keeps on its node beside what it saves."""
+    """Tensors that a function keeps on its node beside those that it saves."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, (list, tuple)):

@@ -77,10 +77,9 @@ def prepare(
 
 
 def _say(text: str) -> None:
-    """Log as information; where nobody has set up logging, on the standard error stream.
+    """Log as information; where nobody has set up logging, which would hide it, on standard error.
 
-    Python itself shows nothing below warnings then. ``logging.getLogger("sar").setLevel(..)``
-    silences it.
+    ``logging.getLogger("sar").setLevel(..)`` silences it.
     """
     if logger.hasHandlers():
         logger.info(text)
@@ -98,7 +97,7 @@ def _check(model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
 
 
 def _told(model: nn.Module, before: Counter[type], group: Group) -> str:
-    """What was done, in a line, and a line for each class of layers."""
+    """The log message: what was done, and a line for each class of layers."""
     params = replicated(model).values()
     numbers = sum(param.numel() for param in params)
     norms = Counter(map(type, model.modules()))[DistributedBN1D] - before[DistributedBN1D]

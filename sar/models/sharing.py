@@ -1,9 +1,7 @@
 """Modules of a layer that read the same rows: these travel once for all of them.
 
-A layer of several relations calls one module after the other. What layers with adapters reduce is
-said there. So the first one that reduces a tensor which was given to layers after it, too, brings
-the rows for those that will reduce it in the same stream. They are handed out when they are asked
-for. A module that asks for something else gets that.
+The first module that reduces a tensor which was given to later ones, too, brings the rows for all
+that will reduce it in the same stream, as adapters say; each gets its own when it asks for them.
 
 What was computed before plays no part in it: sums of several relations are rounded in another way
 than each by itself, and a run that is resumed has to go on with the bits of one that never ended.
@@ -28,32 +26,28 @@ from sar.tracing.reducing import mean_of_sum, reduce_rows, rows_of
 
 
 class Reads(NamedTuple):
-    """The source rows that the module of a relation is given, and its reduction of them, if any."""
+    """Source rows that the module of a relation is given, and its reduction of them, if any."""
 
     rows: Tensor
     op: str | None
 
 
 class _Ready(NamedTuple):
-    """Rows that wait for their module, and the state that they are good for."""
+    """Reduced rows that wait for their module, and the state that they are good for."""
 
     rows: Tensor
     state: tuple
 
 
 class SharedRows:
-    """One call of a layer whose modules read their relations' source rows.
-
-    Args:
-        reads: by relation, in the order in which modules run.
-    """
+    """One call of a layer; ``reads`` are by relation, in the order in which its modules run."""
 
     def __init__(self, store: Structure, reads: Mapping[AnyRelation, Reads]) -> None:
         self.store, self.reads = store, reads
         self._ready: dict[Relation, _Ready] = {}
 
     def reduce(self, relation: AnyRelation, x: Tensor, op: str, policy: Policy) -> Tensor | None:
-        """[num_dst, ...] of what the relation's module asks; ``None`` to reduce it alone.
+        """[num_dst, ...] what the module of ``relation`` reduces; ``None``: it does so alone.
 
         Collective. Every rank decides alike, from what all of them know: which tensors are the same
         object and what the modules are.
@@ -88,7 +82,7 @@ class SharedRows:
 
 @contextmanager
 def shared_rows(store: Structure, reads: Mapping[AnyRelation, Reads]) -> Iterator[None]:
-    """While a layer runs its modules, those that read the same rows share them."""
+    """While a layer runs its modules, let those that read the same rows share them."""
     before, store.sharing = store.sharing, SharedRows(store, reads)
     try:
         yield
@@ -97,7 +91,7 @@ def shared_rows(store: Structure, reads: Mapping[AnyRelation, Reads]) -> Iterato
 
 
 def stream_of(op: str) -> str:
-    """Reductions of one stream can be carried out together: sums and means, maxima, minima."""
+    """The stream that carries a reduction: sums and means share one, maxima and minima do not."""
     return "sum" if op == "mean" else op
 
 
@@ -106,10 +100,8 @@ def reduce_jointly(
 ) -> dict[Relation, Tensor]:
     """[num_dst, ...] of each relation, which may be written into; collective.
 
-    Args:
-        ops: reduction of each relation, of one stream; the same relations in the same order on all
-            ranks.
-        x: [num_src, ...] floating point rows of the one source type.
+    ``ops``, of one stream, has the same relations in the same order on all ranks; ``x`` is
+    [num_src, ...], floating point rows of the one source type.
     """
     kinds = set(ops.values())
     op = kinds.pop() if len(kinds) == 1 else "sum"
@@ -123,7 +115,7 @@ def reduce_jointly(
 
 
 def _split(rows: Tensor, sizes: list[int]) -> Sequence[Tensor]:
-    """Consecutive pieces that may be written into."""
+    """Consecutive pieces of ``rows``, which may be written into."""
     if rows.requires_grad:  # no views to autograd: backward concatenates their gradients once
         return torch.unsafe_split_with_sizes(rows, sizes)
     # Writes count as writes into the rows, which somebody may keep, but not into other pieces.

@@ -69,7 +69,7 @@ class _Layer(nn.Module):
 
 
 def _dropped(dropout: Dropout, graph: Any, x: Tensor, ntype: str | None = None) -> Tensor:
-    """``x``, the source rows of ``graph`` of one type, dropped out."""
+    """Dropout of ``x``, the source rows of ``graph`` of one type."""
     if isinstance(graph, GraphView):
         return dropout(x, graph, rows=graph.srctypes[0] if ntype is None else ntype)
     return F.dropout(x, dropout.p, dropout.training)  # a block that was sampled
@@ -147,13 +147,7 @@ class RelationalStack(nn.Module):
 
 
 class RelationalLayer(nn.Module):
-    """The relations of a layer, and each node's own row.
-
-    Args:
-        graph: whose types count.
-        width, out: of rows and of results.
-        dropout: probability on rows.
-    """
+    """The relations of a layer and each node's own row, ``width`` to ``out`` columns."""
 
     def __init__(self, graph: GraphView, width: int, out: int, dropout: float) -> None:
         super().__init__()
@@ -187,9 +181,7 @@ def sums_of_relations(
     A matrix that makes rows narrower is multiplied first. Else the relations out of one node type
     are summed together, where that spares messages.
 
-    Args:
-        h: [num_src, width] rows by node type.
-        weights: [width, out] of each relation, in an order that all ranks share.
+    ``h``: [num_src, width] by node type; ``weights``: [width, out], in an order that ranks share.
     """
     ready: dict[EType, Tensor] = {}
     for etype, weight in weights.items():
@@ -203,7 +195,7 @@ def sums_of_relations(
 
 
 def _sums(graph: Any, x: Tensor, etypes: list[EType]) -> dict[EType, Tensor]:
-    """[num_dst, width] of each relation."""
+    """[num_dst, width] sums of each relation."""
     if not isinstance(graph, GraphView) or graph.group.size == 1 or len(etypes) == 1:
         return {etype: graph.aggregate(x, etype=etype) for etype in etypes}
     relations = {graph.scope(etype).relation: etype for etype in etypes}

@@ -1,4 +1,4 @@
-"""Which layer the time went into: marks around a model's layers, and traces of a run."""
+"""Marks around a model's layers, by which time and bytes are theirs, and traces of a run."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _clock(model: nn.Module) -> StreamClock | None:
 
 
 class _Marks:
-    """Hooks of one module."""
+    """Hooks of one module, which tell the meter when it begins and ends."""
 
     def __init__(
         self, name: str, meter: Meter, watch: SavedBytes | None, calls: Counter[str]
@@ -132,7 +132,7 @@ class Trace:
 
 
 def layer_rows(meter: Meter, start: list[Row] | None = None) -> list[Row]:
-    """The meter's account as rows, those of no layer in the last; less an earlier account."""
+    """The meter's account as rows, that of no layer last; less an earlier account."""
     before = {(row["layer"], row["pass"]): row for row in start or ()}
     rows = [_less(row, before.get((row["layer"], row["pass"]))) for row in _account(meter)]
     return [row for row in rows[1:] if row["compute"] or row["wait"]] + rows[:1]
