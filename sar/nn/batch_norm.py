@@ -110,7 +110,7 @@ class DistributedBN1D(nn.Module):
         )
 
     def _of_edges(self, x: EdgeTensor) -> Tensor:
-        """Two reductions over all edges and a program: nothing edge-sized is stored."""
+        """Normalize edges by two reductions and an edge program: nothing edge-sized is stored."""
         count = x.scope.relation.num_edges_global
         if count < 2:
             raise ValueError(f"batch norm: got {count} edge(s) on all ranks, expected at least 2")
@@ -155,7 +155,7 @@ def convert_batch_norm(model: nn.Module) -> nn.Module:
 
 
 def is_torchs_own(norm: nn.Module) -> bool:
-    """Whether a batch norm does what torch's do."""
+    """Whether a batch norm has torch's ``forward``."""
     return type(norm).forward in (nn.BatchNorm1d.forward, nn.SyncBatchNorm.forward)
 
 
@@ -164,7 +164,7 @@ def replaced(
     make: Callable[[nn.Module], nn.Module],
     done: dict[nn.Module, nn.Module] | None = None,
 ) -> nn.Module:
-    """What ``make`` gives for ``module``; it also takes the place of each part, in every place."""
+    """Put ``make(part)`` in place of ``module`` and of each of its parts, wherever they occur."""
     done = {} if done is None else done
     if module not in done:
         done[module] = make(module)

@@ -1,4 +1,4 @@
-"""Whether every rank still trains the same model: in a call, now and then, and at the end."""
+"""Comparing the ranks' models: in :func:`check`, now and then in training, and at the end."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def check(
 def _states(
     optimizer: torch.optim.Optimizer, params: Mapping[str, nn.Parameter]
 ) -> dict[str, Tensor]:
-    """What an optimizer keeps for parameters, and the numbers among its options, by name."""
+    """An optimizer's states of parameters, and the numbers among its options, by name."""
     found = {}
     for name, param in params.items():
         for key, value in sorted(optimizer.state.get(param, {}).items()):
@@ -94,13 +94,9 @@ def _states(
 
 
 def check_sums(model: nn.Module, group: Group, factor: float = math.nan) -> None:
-    """What every sum of a model's gradients looks at: losses, and parameters now and then.
-
-    Collective now and then, in the same calls on all ranks.
-
-    Args:
-        factor: by which gradients were changed after backward, as of :mod:`sar.nn.history`.
-    """
+    """Look at losses, and now and then at parameters, in every sum of a model's gradients.
+    Collective now and then, in the same calls on all ranks. ``factor``: see
+    :meth:`sar.nn.history.GradientWatch.end`."""
     history = history_of(group)
     if model not in history.summed:
         history.summed.update(model.modules())
@@ -119,7 +115,7 @@ def check_sums(model: nn.Module, group: Group, factor: float = math.nan) -> None
 
 
 def check_layout(model: nn.Module, number: int, group: Group) -> None:
-    """Compare parameters once they are of another number; collective after ranks agreed on it."""
+    """Compare parameters when their number has changed; collective after ranks agreed on it."""
     seen = history_of(group).layouts.setdefault(model, set())
     if group.size > 1 and seen and number not in seen:
         _compare(dict(replicated(model)), model, group)
@@ -128,10 +124,8 @@ def check_layout(model: nn.Module, number: int, group: Group) -> None:
 
 def check_call(model: nn.Module, group: Group, number: int) -> None:
     """Compare parameters in the ``number``-th call of a module, where
-    :func:`sar.nn.history.due_call` says so; collective.
-
-    Not an error where nobody trains: no rank has written to a parameter since the first call.
-    """
+    :func:`sar.nn.history.due_call` says so; collective. Not an error where nobody trains: no rank
+    has written to a parameter since the first call."""
     params = replicated(model)
     is_trained = history_of(group).see_written(params.values())
     if number > 1 and _compare(dict(params), model, group, is_trained=is_trained):
@@ -148,12 +142,9 @@ def _compare(
 ) -> bool:
     """Raise ``DriftError`` on every rank unless all hold the same tensors; collective.
 
-    Args:
-        unregistered: compared as well where ranks have equally shaped ones; they need not.
-        factor: see :func:`check_sums`.
-        is_trained: on some rank, else nothing is raised; not with a factor.
-
-    Returns whether it is.
+    ``unregistered`` ones are compared as well where ranks have equally shaped ones; they need not.
+    ``factor``: see :func:`check_sums`. Returns whether some rank ``is_trained``: if none, nothing
+    is raised. With a factor that is not asked.
     """
     digests = [0 if is_lazy(tensor) else digest_of(tensor) for tensor in tensors.values()]
     others = [digest_of(tensor) for tensor in (unregistered or {}).values()]
@@ -192,7 +183,7 @@ def _gathered(numbers: list[int], group: Group) -> Tensor:
 
 
 def compare_at_end(model: nn.Module, group: Group) -> None:
-    """Have a model that is trained compared once more when the group ends."""
+    """Have a trained model compared once more when the group ends."""
     history = history_of(group)
     if all(known() is not model for known in history.roots):
         history.roots.append(ref(model))
@@ -208,7 +199,7 @@ def _named(params: Sequence[nn.Parameter]) -> dict[str, Tensor]:
 
 
 def _cause(name: str, model: nn.Module | None, history: History) -> str:
-    """Of a difference in the tensor ``name`` of ``model``, or in one that is behind a loss."""
+    """Why tensor ``name`` of ``model`` may differ; ``None``: it is behind a loss."""
     if model is None or name.startswith(_UNREGISTERED):
         return (
             "its model was not given to sar.prepare(model, graph) or sar.sync_params(model) before "
@@ -225,24 +216,23 @@ def _cause(name: str, model: nn.Module | None, history: History) -> str:
 
 
 def watch_loss(values: Any, group: Group) -> None:
-    """Find parameters that a loss over all ranks depends on, of models that nobody named; now and
-    then. They are compared here, a collective, where no gradients are summed, else in the next
-    comparison of :func:`sar.gather_grads`."""
+    """Now and then find the parameters behind a loss over all ranks, of models that nobody named.
+    They are compared here, a collective, where no gradients are summed, else in the next comparison
+    of :func:`sar.nn.gather_grads`."""
     number = _count("loss", group)
     if _is_searched(number, _LOSSES):
         _search([values], number >= _FIRST_LOSS, group)
 
 
 def watch_rows(rows: Callable[[], Iterable[Any]], group: Group) -> None:
-    """The same of rows that a graph gets, where there is no loss over all ranks either."""
+    """As :func:`watch_loss`, for rows that a graph gets, where there is no loss over all ranks."""
     number, history = _count("rows", group), history_of(group)
     if _is_searched(number, _ROWS) and not (history.summed or history.numbers["loss"]):
         _search(rows(), number >= _FIRST_ROWS, group)
 
 
 def _count(what: str, group: Group) -> int:
-    """How many such calls there were, or 0 where no gradient is recorded; the same on all ranks,
-    though values may ask for a gradient on some alone."""
+    """This call's number; 0 under ``no_grad``. Equal on all ranks: no rank's values decide it."""
     if group.size == 1 or not torch.is_grad_enabled():
         return 0
     numbers = history_of(group).numbers
@@ -263,7 +253,7 @@ def _search(tensors: Iterable[Any], is_compared: bool, group: Group) -> None:
 
 
 def _params_behind(tensors: Iterable[Any], group: Group) -> list[nn.Parameter]:
-    """The parameters that all ranks should hold alike: none with a row per node or edge."""
+    """Parameters behind ``tensors`` that ranks should share: none with a row per node or edge."""
     own = {count for graph in list(group.graphs) for count in graph.row_counts}
     asking = [t for t in tensors if type(t) is Tensor and t.grad_fn is not None]
     found = {id(leaf): leaf for leaf in leaves_of(asking) if isinstance(leaf, nn.Parameter)}
@@ -277,20 +267,15 @@ def _params_behind(tensors: Iterable[Any], group: Group) -> list[nn.Parameter]:
 
 
 class FinalModelCheck:
-    """A :class:`sar.comm.group.FinalCheck` of the models that still live: are they the same?
-
-    Rank 0 warns: results are computed, and others may be gone.
-    """
+    """Compares the models that still live; rank 0 only warns, as others may be gone."""
 
     def __init__(self, history: History) -> None:
         self._history = history
 
     def report(self) -> str:
         """JSON: per model its class, what has to be alike for it to be compared, digests by name.
-
         Ranks may write to a model after training, as rank 0 does that loads the best one; so only
-        those with as many writes are compared.
-        """
+        those with as many writes are compared."""
         return json.dumps([] if self._history.has_drifted else list(self._models()))
 
     def _models(self) -> Iterator[tuple[str, list[int], dict[str, int]] | None]:
@@ -304,7 +289,6 @@ class FinalModelCheck:
             yield type(model).__name__, [*layout_of(params), writes], digests
 
     def compare(self, reports: Mapping[int, str]) -> str | None:
-        """What is wrong, from the reports of ranks, rank 0 among them."""
         found: dict[int, list[Any]] = {rank: json.loads(text) for rank, text in reports.items()}
         for place, mine in enumerate(found.get(0, ())):
             for rank, models in sorted(found.items()):

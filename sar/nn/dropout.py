@@ -124,7 +124,7 @@ class Dropout(nn.Dropout):
         return input.copy_(out) if self.inplace else out
 
     def _rows(self, graph: Graphs | None, x: Tensor) -> tuple[KeyedRows, set[Kind] | None]:
-        """The rows that there are, and what those of ``x`` may be among them."""
+        """The rows that are known, and the kinds that those of ``x`` may be; ``None``: any."""
         call = current.stack[-1] if current.stack else None
         if graph is not None:
             return keyed_rows(_checked(graph)), kinds_of(_checked(graph))

@@ -69,7 +69,7 @@ class ShardedEmbedding(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """The rows that a new embedding of this seed has."""
+        """Give the rows the values of a new embedding of this seed."""
         with torch.no_grad():
             for start in range(0, len(self.ids), _BLOCK_ROWS):
                 ids = self.ids[start : start + _BLOCK_ROWS]
@@ -77,7 +77,7 @@ class ShardedEmbedding(nn.Module):
                 self.weight[start : start + len(ids)] = rows.to(self.weight)
 
     def forward(self, graph: Any = None) -> Tensor:
-        """Those of the graph's sources, [n, dim]; without a graph those of all own nodes."""
+        """Rows of the graph's source nodes, [n, dim]; without a graph those of all own nodes."""
         if graph is None:
             rows = torch.arange(len(self.weight), device=self.weight.device)
         else:
@@ -89,9 +89,5 @@ class ShardedEmbedding(nn.Module):
 
 
 def initial_rows(ids: Tensor, ntype: str, dim: int, seed: int = 0, bound: float = 1.0) -> Tensor:
-    """float64 [n, dim], uniform in [-bound, bound): a function of seed, type, id and column.
-
-    Args:
-        ids: int [n] original ids inside the type.
-    """
+    """float64 [n, dim], uniform in [-bound, bound), by seed, type, original id and column."""
     return (keyed_uniform(ids, dim, digest_of_text(f"{seed} {ntype}")) * 2 - 1) * bound

@@ -65,7 +65,7 @@ def gather_grads(model: nn.Module, *, group: Group | None = None) -> None:
 
 
 def begin_watch(model: nn.Module, params: Iterable[nn.Parameter], group: Group) -> None:
-    """After a sum: look at what is done to gradients until the next, where ranks compare there."""
+    """After a sum: watch the smallest gradient until the next, if ranks compare there."""
     end_watch(model, group)
     compare_at_end(model, group)
     history = history_of(group)
@@ -76,7 +76,7 @@ def begin_watch(model: nn.Module, params: Iterable[nn.Parameter], group: Group) 
 
 
 def end_watch(model: nn.Module, group: Group) -> tuple[ValueError | None, float]:
-    """Before a sum: what :meth:`sar.nn.history.GradientWatch.end` says, if somebody has looked."""
+    """Before a sum: what :meth:`sar.nn.history.GradientWatch.end` returns, if it was watched."""
     watch = history_of(group).watches.pop(model, None)
     return (None, math.nan) if watch is None else watch.end()
 
@@ -124,7 +124,7 @@ def clip_grad_norm_(model: nn.Module, max_norm: float, *, group: Group | None = 
 
 @dataclass(frozen=True)
 class _Signature:
-    """What a rank sums: its parameters and which of them have gradients, and the first bucket."""
+    """What a rank sums: parameters, which have gradients, size and dtype of the first bucket."""
 
     layout: tuple[int, int, int]
     present: bytes
@@ -147,7 +147,7 @@ def _signature(
 
 
 def _summed_as_before(params: list[nn.Parameter], mine: _Signature | None, group: Group) -> bool:
-    """Sum the gradients if all ranks have those that they had before; else leave them."""
+    """Sum the gradients, and return True, if all ranks have the last sum's signature."""
     before = _before.get(group)
     if before is None:
         return False
@@ -166,7 +166,7 @@ def _summed_as_before(params: list[nn.Parameter], mine: _Signature | None, group
 
 
 def _buckets(params: list[nn.Parameter]) -> list[list[nn.Parameter]]:
-    """By dtype."""
+    """Parameters by dtype."""
     return [[p for p in params if p.dtype == d] for d in dict.fromkeys(p.dtype for p in params)]
 
 
@@ -177,7 +177,7 @@ def sum_bucket(params: list[nn.Parameter], group: Group) -> None:
 
 
 def flat_grads(params: Sequence[nn.Parameter]) -> Tensor:
-    """Gradients of one dtype in the one to sum in; 0 where there is none, or a sparse one."""
+    """Flat wide copy of gradients of one dtype; 0 for ``None`` and sparse ones."""
     sizes, like = [param.numel() for param in params], params[0]
     flat = torch.zeros(sum(sizes), dtype=wide_dtype(like.dtype), device=like.device)
     for param, part in zip(params, flat.split(sizes)):
@@ -189,7 +189,7 @@ def flat_grads(params: Sequence[nn.Parameter]) -> Tensor:
 def copy_back(
     flat: Tensor, params: Sequence[nn.Parameter], chosen: Collection[nn.Parameter] | None = None
 ) -> None:
-    """Make the sums the gradients of the parameters, or of those that are ``chosen``."""
+    """Write the sums in ``flat`` into the gradients of ``params``, or the ``chosen`` ones."""
     parts = flat.split([param.numel() for param in params])
     for param, part in zip(params, parts, strict=True):
         if chosen is None or param in chosen:

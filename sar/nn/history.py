@@ -1,4 +1,4 @@
-"""What a training loop was seen to do: its calls of the library, and what becomes of gradients."""
+"""What a training loop did: its calls of the library, and what became of gradients between them."""
 
 from __future__ import annotations
 
@@ -34,16 +34,14 @@ class History:
     Attributes:
         synced, summed: modules whose parameters were made equal, whose gradients were summed.
         called: modules whose parameters are compared when a model that has them is called.
-        roots: the models that are compared, of which others are parts.
+        roots: the models that are compared at the end.
         calls: how often each thing was done with a model or layer; ``numbers`` with none.
         layouts: numbers of parameters that a model was seen to have.
-        watches: of models whose next sum of gradients is looked at.
         unregistered: parameters that losses depend on, whosever they are.
         versions: of parameters when they were first seen, by ``id``.
-        rescaled: models of which was warned that gradients were changed before a sum.
         losses: ``group.losses`` at a model's last sum of gradients, and sums since it changed.
-        blamed: models of which was warned that their losses are each rank's own.
-        has_drifted: ranks were found unequal.
+        rescaled, blamed: models whose warning (changed gradients, losses of each rank's own) was
+            given.
     """
 
     synced: WeakSet[nn.Module] = field(default_factory=WeakSet)
@@ -88,7 +86,7 @@ class History:
         return " and ".join(call for call, seen in calls.items() if module not in seen)
 
     def warn_of_local_losses(self, model: nn.Module, group: Group) -> None:
-        """Say once, on rank 0, that gradients are summed of losses that are each rank's own."""
+        """Warn once, on rank 0, that gradients are summed of losses that are each rank's own."""
         last, steps = self.losses.get(model, (group.losses, 0))
         steps = 0 if group.losses != last else steps + 1
         self.losses[model] = group.losses, steps
@@ -108,18 +106,15 @@ _histories: WeakKeyDictionary[Group, History] = WeakKeyDictionary()
 
 
 def history_of(group: Group) -> History:
-    """This rank's; ranks may be threads."""
+    """This rank's history; kept by group, as ranks may be threads."""
     found = _histories.get(group)
     return _histories.setdefault(group, History()) if found is None else found
 
 
 def due_call(model: nn.Module, group: Group, *, is_layer: bool = False) -> int:
-    """The number of this call of a module with a graph of several ranks, if ranks are compared in
-    it; else 0.
-
-    Such a call is collective, and so is that comparison; none where no gradient is recorded, nor
-    where sums of gradients look. Parts of a model that is looked at are not, as layers.
-    """
+    """Count a call of a module with a graph; its number if ranks are compared in it, else 0. Such a
+    call is collective, and so is that comparison; none where no gradient is recorded, nor where
+    sums of gradients look. Parts of a model that is looked at are not, as layers."""
     if group.size == 1 or not torch.is_grad_enabled() or not model.training:
         return 0
     history = history_of(group)
@@ -132,13 +127,8 @@ def due_call(model: nn.Module, group: Group, *, is_layer: bool = False) -> int:
 
 
 class GradientWatch:
-    """Looks at one parameter's gradient, the smallest, from a sum to the next.
-
-    A hook sees it before backward adds to it, and is gone after the next sum.
-
-    Attributes:
-        summed: the gradient that the sum left.
-    """
+    """Watches one parameter's gradient from a sum, which left it ``summed``, to the next. A hook
+    sees it before backward adds to it, and is gone after the next sum."""
 
     def __init__(self, param: nn.Parameter) -> None:
         self._param, self.summed = ref(param), param.grad
@@ -192,10 +182,9 @@ _DOUBLED = (
 
 
 def warn_of_factors(model: nn.Module, factors: Tensor, group: Group) -> bool:
-    """Say on rank 0 that gradients were changed by another factor on each rank; whether it is so.
-
-    A factor that all ranks have alike, as of a scaler of losses, changes nothing but the scale.
-    """
+    """Warn on rank 0, and return True, if gradients were changed by factors that differ between
+    ranks. A factor that all ranks have alike, as of a scaler of losses, changes nothing but the
+    scale."""
     known = factors[factors.isfinite()]
     if not len(known) or float(known.max() - known.min()) <= _ALIKE * float(known.abs().max()):
         return False

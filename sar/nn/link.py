@@ -144,7 +144,7 @@ def _scored(scorer: LinkScorer, src: Rows, dst: Rows, edge: Rows) -> Tensor:
 
 
 def link_inputs(graph: GraphView, scorer: LinkScorer, h: Ends, edge_type: str | None) -> Inputs:
-    """What a scorer reads, checked on every rank; collective."""
+    """A scorer's inputs, checked on every rank; collective."""
     with graph.group.agreed("link scores"):
         inputs = _inputs(graph, h, edge_type)
         _probe(scorer, inputs)
@@ -267,7 +267,7 @@ class NegativeSampler:
 
 
 def _mixed(seed: int, word: int) -> int:
-    """A seed whose neighbors have nothing in common with it."""
+    """A seed from (``seed``, ``word``) that is unlike that of the next word."""
     return int(keyed_uniform(torch.tensor([word]), 1, seed) * 2.0**53)
 
 

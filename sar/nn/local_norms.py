@@ -1,4 +1,4 @@
-"""Norms that were not converted, and normalize over the rows of one rank alone."""
+"""Warnings of norms that were not converted: they see the rows of one rank alone."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _warned: WeakSet[Any] = WeakSet()  # models, layers, groups that called a functi
 
 
 def warn_of_local_norms(model: nn.Module, group: Group) -> None:
-    """Say once, on rank 0, that a batch norm in training mode sees one rank's rows alone."""
+    """Warn once, on rank 0, that a batch norm in training mode sees one rank's rows alone."""
     if group.size == 1 or group.rank or model in _warned:
         return
     local = {n: part for n, part in model.named_modules() if isinstance(part, BATCH_NORMS)}
@@ -35,7 +35,7 @@ def warn_of_local_norms(model: nn.Module, group: Group) -> None:
 
 
 def norm_patches() -> Iterator[tuple[Any, str, Callable[[Any], Any]]]:
-    """What of torch is patched to warn of rows of a graph: (holder, attribute, wrapper)."""
+    """(holder, attribute, wrapper) of what is patched in torch to warn of rows of a graph."""
     for kind in (nn.BatchNorm1d, nn.SyncBatchNorm, nn.InstanceNorm1d, nn.GroupNorm):
         own = next(one for one in kind.__mro__ if "forward" in vars(one))
         yield own, "forward", _noting_layer
@@ -109,10 +109,8 @@ def _dims(name: str, args: tuple, kwargs: dict[str, Any], dim: int) -> set[int]:
 
 
 def _are_rows(shape: torch.Size, dims: set[int], group: Group) -> bool:
-    """Whether one of ``dims`` has as many entries as a graph has nodes or edges on rank 0.
-
-    Where another dimension has as many, that one is taken for the rows; but the first of all is.
-    """
+    """Whether one of ``dims`` has as many entries as a graph has nodes or edges on rank 0. Where
+    another dimension has as many, that one is taken for the rows; but the first of all is."""
     graphs = list(group.graphs) if dims else []
     rows = {dim for dim, n in enumerate(shape) if any(n in graph.row_counts for graph in graphs)}
     return 0 in rows & dims or (bool(rows) and rows <= dims)

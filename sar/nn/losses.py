@@ -199,7 +199,7 @@ def mse_loss(
 def _mean(
     what: str, values: Tensor, each: Callable[[Tensor], Losses], group: Group | None
 ) -> Tensor:
-    """Of the losses that ``each`` makes of this rank's values; what it raises, all ranks raise."""
+    """Mean of the losses that ``each`` makes of the values; what it raises, all ranks raise."""
     group, values = group or current_group(), eager(values)
     watch_loss(values, group)
     try:
@@ -210,7 +210,7 @@ def _mean(
 
 
 def _weighted(losses: Tensor, values: Tensor, mask: Tensor | None, weight: Tensor | None) -> Losses:
-    """The losses of those ``values`` that count; over the sum of weights where there are any."""
+    """Losses of the ``values`` that count, weighted; the sum of weights, if any, as divisor."""
     if weight is None:
         return losses, None
     weight = _wide(weight if weight.dim() == values.dim() else weight[:, None], values, mask)
@@ -218,7 +218,7 @@ def _weighted(losses: Tensor, values: Tensor, mask: Tensor | None, weight: Tenso
 
 
 def _wide(given: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-    """What counts of a tensor that goes with ``values``, in the type to compute in."""
+    """The elements that count of ``given``, which is as ``values``, in the dtype to compute in."""
     given = given.to(values.device, wide_dtype(values.dtype))
     return _choose(given.broadcast_to(values.shape), mask)
 
@@ -256,7 +256,7 @@ def _check_classes(
 def _check_values(
     values: Tensor, mask: Tensor | None, name: str = "values", whole_rows: bool = False
 ) -> None:
-    """That ``mask`` can choose among ``values``; with ``whole_rows`` they are [N, C]."""
+    """Raise where ``mask`` cannot choose among ``values``; with ``whole_rows`` they are [N, C]."""
     expect.tensor(values, name, floating=True)
     if values.dim() != 2 and (whole_rows or values.dim() != 1):
         expected = "[N, C]" if whole_rows else "[N] or [N, C]"
@@ -279,7 +279,7 @@ def _check_shape(name: str, tensor: Tensor, *shapes: tuple[int, ...]) -> None:
 
 
 def _check_weights(*shapes: tuple[int, ...], **weights: Tensor | None) -> None:
-    """That those that are given are constants of one of these shapes."""
+    """Raise where a given weight has none of these shapes, or asks for a gradient."""
     for name, weight in weights.items():
         if weight is not None:
             _check_shape(name, weight, *shapes)

@@ -1,4 +1,4 @@
-"""Gradients of late layers are summed over ranks while those of early layers are computed."""
+"""Summing gradients of late layers over ranks while those of early layers are computed."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ class OverlappedGradients:
         self, problem: Exception | None
     ) -> tuple[set[nn.Parameter], dict[nn.Parameter, None], bool]:
         """Parameters with a gradient on any rank, those that changed after they were sent, and
-        whether a rank trains other parameters than when buckets were packed."""
+        whether a rank trains others than those packed."""
         flags = torch.zeros((len(self._params) + 1, 2), dtype=torch.int32)
         sparse = []
         for row, param in zip(flags, self._params):

@@ -43,18 +43,14 @@ def replicated(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def trained(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Those of :func:`replicated` that ask for a gradient."""
+    """Those of :func:`replicated` that require a gradient."""
     return {name: param for name, param in replicated(model).items() if param.requires_grad}
 
 
 def agree_on_layout(
     tensors: Mapping[str, Tensor], group: Group, error: Exception | None = None, also: bytes = b""
 ) -> bool:
-    """Raise on every rank unless all ranks hold equally named and shaped tensors.
-
-    Returns:
-        Whether ``also`` is the same on all ranks.
-    """
+    """Raise on every rank unless tensors have equal names and shapes; whether ``also`` is equal."""
     lazy = [name for name, tensor in tensors.items() if is_lazy(tensor)]
     if lazy and error is None:
         error = ValueError(f"{lazy[0]}: got a lazy parameter, expected a forward pass before this")
@@ -83,7 +79,7 @@ def layout_of(tensors: Mapping[str, Tensor]) -> tuple[int, int, int]:
 
 
 def digest_of(tensor: Tensor) -> int:
-    """63 bits of its bytes."""
+    """63 bits that identify a tensor's bytes."""
     flat = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().view(-1)
     data = flat.view(torch.uint8).numpy().data if flat.numel() else b""
     return xxhash.xxh3_64_intdigest(data) >> 1

@@ -72,10 +72,8 @@ def _positions(queries: Tensor, num_edges: int) -> Tensor:
 
 
 class _Ranker:
-    """One evaluation: this rank's share of the candidates and of the known edges.
-
-    A query is a row (source nid, destination nid, type). Side 0 ranks sources, side 1 destinations.
-    """
+    """One evaluation: this rank's share of the candidates and of the known edges. A query is a row
+    (source nid, destination nid, type). Side 0 ranks sources, side 1 destinations."""
 
     def __init__(
         self,
@@ -96,7 +94,7 @@ class _Ranker:
         self.known = (self._index(0), self._index(1)) if filtered else None
 
     def _index(self, side: int) -> tuple[Tensor, Tensor]:
-        """Known edges whose end on this side is owned here: sorted keys of the rest, and rows."""
+        """Known edges with this side's end owned here: sorted keys of the rest, rows of the end."""
         edges = self.edges
         if side == 0:  # every edge is with the owner of its destination
             edges = send_rows(self.group, locate(self.graph, edges[:, 0])[0], edges)
@@ -114,7 +112,7 @@ class _Ranker:
         return torch.cat(found)
 
     def _batches(self, queries: Tensor) -> Iterator[tuple[Tensor, slice]]:
-        """Queries of all ranks, equal everywhere, and which of them are this rank's."""
+        """Batches of all ranks' queries, equal everywhere, and which of them are this rank's."""
         size = self.group.size
         share = max(1, _BATCH // size)
         steps = self.group.all_reduce(torch.tensor(-(-len(queries) // share)), "max")
@@ -155,7 +153,7 @@ class _Ranker:
         return self.group.all_reduce(shared)
 
     def _left_out(self, queries: Tensor, side: int) -> tuple[Tensor, Tensor]:
-        """(query, row of this rank): the candidates that are no competitors."""
+        """(query, row of this rank) of the candidates that are no competitors."""
         if self.known is None:  # only the answer itself
             owner, row = locate(self.graph, queries[:, side])
             query = (owner == self.group.rank).nonzero().view(-1)
@@ -176,7 +174,7 @@ def _row_blocks(rows: Tensor, num_queries: int) -> Iterator[tuple[int, Tensor]]:
 
 
 def _beaten(scores: Tensor, truth: Tensor, query: Tensor, column: Tensor) -> Tensor:
-    """int64 [b, 2]: candidates of [b, n] above and level with the truth, but for those named."""
+    """int64 [b, 2] candidates above and level with the truth; (query, column) do not count."""
     above, level = _rivals(scores, truth.unsqueeze(1))
     level[query, column] = False
     above[query, column] = False
@@ -184,7 +182,7 @@ def _beaten(scores: Tensor, truth: Tensor, query: Tensor, column: Tensor) -> Ten
 
 
 def _rivals(scores: Tensor, truth: Tensor) -> tuple[Tensor, Tensor]:
-    """Which scores are above the truth, as those that are no numbers, and which level with it."""
+    """Masks of scores above the truth (NaN among them) and level with it."""
     return (scores <= truth).logical_not_(), scores == truth
 
 
@@ -265,7 +263,7 @@ def _columns(rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _known_error(known: Tensor, ids: Tensor) -> Exception | None:
-    """What is wrong with the ids of this rank's true links, ascending, or of their negatives."""
+    """The fault of ``known`` ids of true links, ascending, or of their negatives' ``ids``."""
     repeated = known[1:][known[1:] == known[:-1]]
     if len(repeated):
         return ValueError(
