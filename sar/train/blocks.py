@@ -30,10 +30,7 @@ _OWN = Call()
 @dataclass
 class TrainingBlocks:
     """The blocks of the training rows, one a layer, and the features that the first one reads.
-
-    Attributes:
-        saved: share of the whole graph's work that they leave out.
-    """
+    ``saved``: share of the whole graph's work that they leave out."""
 
     graphs: list[GraphView]
     features: Tensor
@@ -43,14 +40,9 @@ class TrainingBlocks:
 def training_blocks(
     model: nn.Module, graph: Any, data: NodeData, mode: str, group: Group, call: Call
 ) -> tuple[TrainingBlocks | None, str]:
-    """Blocks to train on, or ``None`` for the whole graph, and why; collective.
-
-    Args:
-        call: how the model is called.
-        mode: ``"off"``, ``"on"``, or ``"auto"``: when they save at least :data:`LEAST_SAVED`.
-
-    Raises ``ValueError`` on every rank for ``"on"`` where the model or the graph does not allow it.
-    """
+    """Blocks to train on, or ``None`` for the whole graph, and why; collective. ``mode`` is
+    ``"off"``, ``"on"``, or ``"auto"``: when they save at least :data:`LEAST_SAVED`. Raises
+    ``ValueError`` on every rank for ``"on"`` where the model or the graph does not allow it."""
     if mode == "off":
         return None, "off"
     reason = _obstacle(model, graph, data, group, call)
@@ -116,17 +108,8 @@ class Batch:
 
 
 class Batches:
-    """The training nodes of this rank in mini-batches; made collectively.
-
-    Args:
-        partition: this rank's part.
-        data: as the trainer has it.
-        model: the model, which may want self loops.
-        call: how it is called.
-
-    Raises ``ValueError`` and ``NotSupportedError`` on every rank for a model that cannot be
-    trained so.
-    """
+    """Mini-batches of this rank's training nodes; made collectively. Raises ``ValueError`` and
+    ``NotSupportedError`` on every rank for a model that cannot be trained so."""
 
     def __init__(
         self,
@@ -161,7 +144,7 @@ class Batches:
         return len(self.loader)
 
     def epoch(self, number: int, first: int) -> Iterator[Batch]:
-        """The batches of an epoch from a step on, the same in every run."""
+        """The batches of epoch ``number`` from step ``first`` on, the same in every run."""
         rows, labels, ntype = self._data.rows["train"], self._data.labels, self._data.ntype
         device = rows.device
         if labels is None:
@@ -172,7 +155,6 @@ class Batches:
             yield Batch(given, features, labels[rows[chosen.to(device)]])
 
     def close(self) -> None:
-        """End the loader."""
         self.loader.close()
 
 
@@ -201,7 +183,7 @@ def check_takes_blocks(model: nn.Module, options: SampledOptions, call: Call = _
 
 
 def with_loops(sample: Sample) -> Sample:
-    """One self loop at each node that draws, and no other; a loop's id is -1."""
+    """Replace self loops by one, of id -1, at each node that draws neighbors."""
     for hop, edges in enumerate(sample.hops):
         for etype, (src, dst, eid) in edges.items():
             count = sum(sample.num_nodes[etype[2]][: hop + 1])
@@ -216,7 +198,7 @@ def with_loops(sample: Sample) -> Sample:
 
 @dataclass
 class MeanLoss:
-    """Of the losses of an epoch's steps, each seed counting alike."""
+    """Mean of the losses of an epoch's steps, each seed counting alike."""
 
     loss: float = 0.0
     seeds: int = 0

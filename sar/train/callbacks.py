@@ -1,4 +1,4 @@
-"""Who is told of a run, on rank 0: callbacks by one small interface, and a terminal."""
+"""Telling others of a run, on rank 0: callbacks, and a progress bar or lines on a terminal."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Callback:
 
 
 def without_old_names(record: Record, metric: str) -> Record:
-    """A record with the metric by its name alone, not as ``val_acc`` and the like."""
+    """A record with the metric under its own name, as ``val_accuracy``, in place of ``val_acc``."""
     old = {f"{split}_acc": f"{split}_{metric}" for split in SPLITS}
     return {old.get(name, name): value for name, value in record.items()}
 
@@ -75,7 +75,7 @@ class Callbacks:
         self._begun = 0
 
     def give_up(self, error: BaseException) -> None:
-        """After an error: those that were started end; what they raise adds nothing."""
+        """End, after an error, those that were started; what they raise adds nothing."""
         for one in self._all[: self._begun]:
             with suppress(Exception):
                 one.on_end(None, error)
@@ -95,11 +95,8 @@ class Callbacks:
 
 
 class Progress:
-    """Shown by rank 0, or nothing.
-
-    Where standard error is a terminal it gets a bar. Else standard output gets a line for every
-    ``options.log_every`` epochs, and for the last one.
-    """
+    """A bar on standard error where that is a terminal, else lines on standard output; rank 0
+    alone. Lines come every ``options.log_every`` epochs, and for the last one."""
 
     def __init__(self, done: int, options: TrainOptions, group: Group) -> None:
         self._options, self._bar = options, None
@@ -120,7 +117,6 @@ class Progress:
             self._write(self._held)
 
     def show(self, record: Record) -> None:
-        """An epoch is done."""
         if not self._shows:
             return
         if self._bar is not None:

@@ -45,21 +45,17 @@ _NEW = ("noise", "graph", "begun", "tables", "plateau", "best")  # not in every 
 
 
 def save_checkpoint(folder: str | os.PathLike, content: dict[str, Any], group: Group) -> None:
-    """Rank 0 writes ``content``; collective, so that a full disk is every rank's error.
-
-    A process that is killed at any moment leaves the old file or the new one, never a part.
-    """
+    """Write ``content`` on rank 0; collective, so that a full disk is every rank's error. A process
+    that is killed at any moment leaves the old file or the new one, never a part."""
     with group.agreed():
         if group.rank == 0:
             write_sealed(Path(folder) / FILE_NAME, content)
 
 
 def load_checkpoint(folder: str | os.PathLike, group: Group) -> dict[str, Any]:
-    """Rank 0 reads the file and sends it to all, so no shared file system is needed; collective.
-
-    Tensors come back on the CPU. Raises ``ValueError`` on every rank when there is no checkpoint,
-    or a single byte of it is not as it was written, or it is of another program.
-    """
+    """Read the file on rank 0 and send it to all, so no shared file system is needed; collective.
+    Tensors come back on the CPU. Raises ``ValueError`` on every rank when there is no checkpoint, a
+    byte of it is not as it was written, or it is of another program."""
     blob = torch.empty(0, dtype=torch.uint8)
     with group.agreed():
         if group.rank == 0:
@@ -149,13 +145,8 @@ def _wrong(field: str, got: str, expected: str) -> ValueError:
 
 
 def load_model(model: nn.Module, content: dict[str, Any], which: str = "last") -> int:
-    """Put a checkpoint's parameters in ``model``; returns after how many epochs they were so.
-
-    Args:
-        which: ``last`` or ``best``: of the largest validation metric.
-
-    Raises ``ValueError`` where they do not fit, or there are none of the best.
-    """
+    """Load the parameters of the ``last`` epoch or the ``best``; returns which epoch that was.
+    Raises ``ValueError`` where they do not fit, or there are none of the best."""
     kept = content if which == "last" else content.get("best")
     if not kept:
         raise ValueError(
@@ -173,8 +164,7 @@ def load_model(model: nn.Module, content: dict[str, Any], which: str = "last") -
 def _by_new_names(
     model: nn.Module, config: dict[str, Any], state: dict[str, Tensor]
 ) -> dict[str, Tensor]:
-    """A built-in model's tensors as the model names them: in files of before they have other names
-    and the same order."""
+    """A built-in model's tensors by its names: older files have other names in the same order."""
     own = shared_state(model)
     shapes = [getattr(one, "shape", None) for one in state.values()]
     is_like = [value.shape for value in own.values()] == shapes
@@ -186,7 +176,7 @@ def _by_new_names(
 def load_optimizer(
     optimizer: torch.optim.Optimizer, scheduler: Any, content: dict[str, Any], plateau: Any = None
 ) -> None:
-    """Put a checkpoint's states in place; ``ValueError`` where they do not fit."""
+    """Load a checkpoint's states; ``ValueError`` where they do not fit."""
     fields = {"optimizer": optimizer, "scheduler": scheduler}
     for field, one in (fields | ({"plateau": plateau} if plateau else {})).items():
         try:
@@ -209,7 +199,7 @@ def random_states(group: Group) -> torch.Tensor:
 
 
 def restore_random_state(states: torch.Tensor, group: Group) -> None:
-    """Set torch's generators as :func:`random_states` saw them on as many ranks of equal kind."""
+    """Set torch's generators from :func:`random_states`; ``SarError`` on another kind of device."""
     mine = states[group.rank]
     size = len(torch.get_rng_state())
     if len(mine) != len(_own_random_state()):
@@ -242,12 +232,9 @@ def _own_random_state() -> torch.Tensor:
 
 
 class Best:
-    """Of equals, the first. Every metric grows as the model gets better.
-
-    Attributes:
-        record: of that epoch; ``None`` before there is a validation metric.
-        model: its parameters and buffers; ``None`` where they are not kept.
-    """
+    """The best epoch so far, of equals the first. Every metric grows as the model gets better.
+    ``record`` is ``None`` before there is a validation metric, ``model`` (parameters and buffers)
+    where they are not kept."""
 
     def __init__(self) -> None:
         self.record: Record | None = None
@@ -262,11 +249,11 @@ class Best:
         return True
 
     def keep(self, model: nn.Module) -> None:
-        """The model is that of the best epoch now."""
+        """Copy the model as that of the best epoch."""
         self.model = {name: value.detach().clone() for name, value in model.state_dict().items()}
 
     def restore(self, history: list[Record], saved: dict[str, Any] | None) -> None:
-        """What a run knew that is continued; ``saved`` is :meth:`content`."""
+        """Continue from the ``history`` of a resumed run, and from what :meth:`content` saved."""
         self.record = None
         for record in history:
             self.see(record)
@@ -274,7 +261,7 @@ class Best:
         self.model = saved["model"] if saved and is_same else None
 
     def content(self) -> dict[str, Any] | None:
-        """For a checkpoint; ``None`` where there is no model."""
+        """What a checkpoint holds of it; ``None`` where there is no model."""
         if self.record is None or self.model is None:
             return None
         return {"epoch": self.record["epoch"], "model": self.model}

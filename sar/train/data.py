@@ -48,7 +48,7 @@ class NodeData:
 
     @property
     def widths(self) -> int | dict[str, int]:
-        """Columns of the features, of each type where there are several."""
+        """Columns of the features, by node type where there are several."""
         if isinstance(self.features, Tensor):
             return self.features.shape[1]
         return {ntype: rows.shape[1] for ntype, rows in self.features.items()}
@@ -59,7 +59,6 @@ class NodeData:
             file.release()
 
     def to(self, device: torch.device | str) -> NodeData:
-        """The same data on ``device``."""
         labels = None if self.labels is None else self.labels.to(device)
         rows = {split: idx.to(device) for split, idx in self.rows.items()}
         given = self.features
@@ -192,11 +191,7 @@ def _label_matrix(values: Tensor, name: str) -> Tensor:
 
 
 def target_type(book: PartitionBook, store: FeatureStore, options: DataOptions) -> str:
-    """The node type that labels are of.
-
-    Raises ``ValueError`` for one that there is not, and where none is named and not exactly one
-    has labels.
-    """
+    """The node type with labels; ``ValueError`` if it is unknown, or not exactly one has them."""
     name = options.target_type
     if name is not None:
         if name not in book.ntypes:
@@ -222,13 +217,9 @@ def check_fields(
     options: DataOptions,
     needed: Sequence[str] = (),
 ) -> tuple[PartitionBook, list[str]]:
-    """Raise now what :func:`sar.train.load_node_data` would about names and types; local.
-
-    Reads the headers of the first part. Args: ``needed`` are masks.
-
-    Returns what the partitions are, and the node types that have features. The error tells all
-    that is wrong.
-    """
+    """Raise now what :func:`sar.train.load_node_data` would about names and types, all that is
+    wrong. Local: reads the headers of the first part. ``needed`` are masks. Returns the partitions'
+    book, and the node types that have features."""
     book = read_book(json_path)
     store = read_node_features(book, 0)
     ntype = target_type(book, store, options)
@@ -270,11 +261,11 @@ class Fields:
         return self.prefix + name in self.store
 
     def find(self, name: str, what: str) -> str:
-        """The full name of a field that is there."""
+        """The full name of a field; ``ValueError`` if it is missing."""
         return column_name(self.store, self.prefix, name, f"{what}: got {name!r}")
 
     def check_matrix(self, name: str, what: str) -> str:
-        """The full name of a field that is there with two dimensions."""
+        """The full name of a field; ``ValueError`` unless it has two dimensions."""
         full = self.find(name, what)
         shape = self.store.info(full)[1]
         if len(shape) != 2:

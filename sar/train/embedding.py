@@ -70,10 +70,7 @@ def write_shards(
     optimizer: torch.optim.Optimizer | None,
     group: Group,
 ) -> dict[str, Any]:
-    """Write ``<stem>.<set>.<rank>.pt`` of every rank; collective.
-
-    Returns the head that leads to them, plain values.
-    """
+    """Write every rank's ``<stem>.<set>.<rank>.pt``; returns the head to them; collective."""
     token = group.broadcast(torch.frombuffer(bytearray(os.urandom(_SET_BYTES)), dtype=torch.uint8))
     name = bytes(token.tolist()).hex()
     weight = embedding.weight
@@ -93,8 +90,7 @@ def write_shards(
 
 
 def remove_shards(folder: Path, stem: str, kept: Collection[str]) -> None:
-    """Remove shards of other sets than those that are ``kept``, and what is left of a killed
-    process that wrote some; ``stem`` is a pattern."""
+    """Remove shards of sets not ``kept``, and what a killed writer left; ``stem``: a pattern."""
     for old in folder.iterdir():
         found = re.fullmatch(rf"({stem}\.([0-9a-f]+)\.\d+\.pt)({PARTIAL})?", old.name)
         if found and found[3]:
@@ -135,8 +131,7 @@ def load_shards(
     optimizer: torch.optim.Optimizer | None,
     group: Group,
 ) -> None:
-    """Take this rank's rows out of what :func:`write_shards` wrote; collective, raises as
-    :func:`load_embedding`."""
+    """Read rows of :func:`write_shards`; collective, raises as :func:`load_embedding`."""
     with group.agreed():
         try:
             shards = _shards(folder, stem, read_head(), embedding, group)
@@ -183,7 +178,7 @@ def _collect(
 def _shards(
     folder: Path, stem: str, head: dict[str, Any], embedding: ShardedEmbedding, group: Group
 ) -> Iterator[dict[str, Any]]:
-    """What each rank wrote, one after the other; every one is verified, whole, on some rank."""
+    """The shards of each rank, one after the other; every one is verified, whole, on some rank."""
     path = folder / f"{stem}.pt"
     for key in ("num_nodes", "dim", "numbering"):
         if head.get(key) != getattr(embedding, key):
@@ -204,7 +199,7 @@ def _read(path: Path, verify: bool = True) -> dict[str, Any]:
 
 
 def _common(mine: Tensor, theirs: Tensor) -> tuple[Tensor, Tensor]:
-    """Positions of the ids that both hold, in either."""
+    """Positions in ``mine`` and in ``theirs`` of the ids that both hold."""
     order = torch.argsort(theirs)
     ascending = theirs[order]
     place = torch.searchsorted(ascending, mine).clamp(max=max(0, len(theirs) - 1))
@@ -214,10 +209,7 @@ def _common(mine: Tensor, theirs: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def tables_of(model: nn.Module) -> dict[str, ShardedEmbedding]:
-    """The tables of a model by their names.
-
-    Raises ``NotSupportedError`` for rows on all ranks that are in no table.
-    """
+    """A model's tables by name; ``NotSupportedError`` for sharded rows that are in none."""
     found = {n: one for n, one in model.named_modules() if isinstance(one, ShardedEmbedding)}
     known = {id(one.weight) for one in found.values()}
     for name, param in model.named_parameters():
@@ -236,7 +228,7 @@ def shared_state(model: nn.Module) -> dict[str, Tensor]:
 
 
 def shared_optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """The same of an optimizer."""
+    """An optimizer's state dict without states of sharded parameters."""
     state = optimizer.state_dict()
     params = [param for group in optimizer.param_groups for param in group["params"]]
     kept = {i for i, param in enumerate(params) if not isinstance(param, ShardedParameter)}
@@ -244,7 +236,7 @@ def shared_optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
 
 
 def with_own_rows(model: nn.Module, state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """What :func:`shared_state` gave, whole again, with the rows that the model has now."""
+    """Add the model's own rows of tables to a state dict of :func:`shared_state`."""
     return state | {name: one.weight for name, one in _weights(model).items()}
 
 
@@ -255,10 +247,7 @@ def _weights(model: nn.Module) -> dict[str, ShardedEmbedding]:
 def save_tables(
     folder: str | os.PathLike, model: nn.Module, optimizer: torch.optim.Optimizer, group: Group
 ) -> dict[str, Any]:
-    """Write all tables and what the optimizer keeps for each row; collective.
-
-    Returns what ``checkpoint.pt`` has to hold to find them.
-    """
+    """Write all tables, with optimizer states; returns heads for ``checkpoint.pt``; collective."""
     return {
         name: write_shards(Path(folder), f"{_STEM}.{one.ntype}", one, optimizer, group)
         for name, one in tables_of(model).items()
@@ -278,11 +267,8 @@ def load_tables(
     optimizer: torch.optim.Optimizer | None,
     group: Group,
 ) -> None:
-    """Take this rank's rows from a disk that all ranks see; collective.
-
-    Raises ``ValueError`` on every rank where the checkpoint is of another model, or of another
-    graph, or is damaged.
-    """
+    """Take this rank's rows from a disk that all ranks see; collective. Raises ``ValueError`` on
+    every rank where the checkpoint is damaged, or of another model or graph."""
     tables = tables_of(model)
     if set(tables) != set(heads):
         raise ValueError(

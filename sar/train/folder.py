@@ -28,12 +28,9 @@ _WRITTEN = ("checkpoint.pt", "checkpoint.*.*.*.pt")  # see `sar.train.embedding`
 
 @contextmanager
 def own_folder(folder: Path | None, group: Group) -> Iterator[None]:
-    """Inside, ``folder`` is this run's: rank 0 holds its lock, and removed what a killed run was
-    writing. Collective at the start.
-
-    Warns where the lock was that of a run that was killed. ``None`` locks nothing. Raises
-    ``SarError`` that names the owner on every rank where another run has it.
-    """
+    """Lock ``folder`` for this run on rank 0, and remove what a killed run was writing; ``None``
+    locks nothing. Collective at the start. Warns where a killed run had the lock. Raises
+    ``SarError`` that names the owner on every rank where another run has it."""
     if folder is None:
         yield
         return
@@ -108,7 +105,7 @@ def _lock(number: int, folder: Path) -> dict[str, Any]:
 
 
 def _may_run(owner: dict[str, Any]) -> bool:
-    """Whether the owner may be there, as far as that is known on this host."""
+    """Whether the owner may still run, as far as that is known on this host."""
     if not owner or owner.get("host") != socket.gethostname():
         return bool(owner)
     return Path(f"/proc/{owner.get('pid')}").exists()
@@ -128,7 +125,7 @@ def _named(owner: dict[str, Any]) -> str:
 
 
 def graph_identity(graph: Any) -> dict[str, Any]:
-    """What tells the graph and its cut from others; empty for no graph of the library's."""
+    """Digests of the graph and of its cut; empty for no graph of the library's."""
     if not isinstance(graph, GraphView):
         return {}
     book = graph._store.book
@@ -136,7 +133,7 @@ def graph_identity(graph: Any) -> dict[str, Any]:
 
 
 def check_graph(saved: dict[str, Any] | None, mine: dict[str, Any], group: Group) -> None:
-    """Refuse to go on with another graph, where partitions tell it; the same on all ranks."""
+    """Raise ``ValueError``, on all ranks, for another graph, as far as partitions tell."""
     if not mine or not saved:
         return
     same_cut = saved["cut"] == mine["cut"]

@@ -1,4 +1,4 @@
-"""What writes a run's epochs as they come: JSON lines, CSV, TensorBoard, Weights & Biases."""
+"""Callbacks that write a run's epochs: JSON lines, CSV, TensorBoard, Weights & Biases."""
 
 from __future__ import annotations
 
@@ -168,10 +168,8 @@ KINDS: dict[str, Any] = {"jsonl": JsonLines, "csv": Csv, "tensorboard": TensorBo
 
 
 def make_logger(text: str) -> Callback:
-    """The logger that ``KIND:WHERE`` names, as ``csv:run.csv``.
-
-    Raises ``ValueError`` for another text, ``MissingDependencyError`` for a package that is absent.
-    """
+    """The logger that ``KIND:WHERE`` names, as ``csv:run.csv``. Raises ``ValueError`` for another
+    text, ``MissingDependencyError`` for an absent package."""
     kind, _, where = text.partition(":")
     if kind not in KINDS or not where:
         raise ValueError(
@@ -197,6 +195,6 @@ def _csv_row(values: Sequence[Any]) -> str:
 
 
 def _numbers(record: Record) -> dict[str, float]:
-    """What is drawn: all but the epoch's number and what is not known."""
+    """A record's finite numbers, without the epoch's: what is drawn."""
     known = {n: v for n, v in record.items() if n != "epoch" and isinstance(v, int | float)}
     return {name: value for name, value in known.items() if math.isfinite(value)}

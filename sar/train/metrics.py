@@ -55,7 +55,7 @@ def predict(logits: Tensor, multilabel: bool) -> Tensor:
 
 
 def metric_of_dataset(name: str) -> str | None:
-    """What OGB evaluates a data set of node properties with; ``None`` for any other name."""
+    """OGB's metric for a data set of node properties; ``None`` for any other name."""
     return OGB_METRICS.get(name)
 
 
@@ -99,9 +99,7 @@ def _mean_auc(logits: Tensor, labels: Tensor, group: Group) -> float:
 
 def _auc(scores: Tensor, truth: Tensor, group: Group) -> float:
     """Share of (positive, negative) pairs in the right order, ties half: Mann and Whitney's U.
-
-    Gathers one column at a time, so a rank holds two numbers for each row of all ranks.
-    """
+    Gathers one column at a time, so a rank holds two numbers for each row of all ranks."""
     known = ~torch.isnan(truth)
     scores, truth = _gather(torch.stack([scores[known], truth[known]], 1), group).unbind(1)
     _, place = torch.unique(scores, return_inverse=True)

@@ -25,10 +25,7 @@ def make_schedule(
     optimizer: torch.optim.Optimizer, options: TrainOptions, given: LRScheduler | None
 ) -> tuple[LRScheduler, ReduceLROnPlateau | None]:
     """What is stepped after every epoch, and what after every evaluation behind the warm-up.
-
-    Args:
-        given: what the user wants in place of ``options.schedule``.
-    """
+    ``given`` is the user's, in place of ``options.schedule``."""
     if isinstance(given, ReduceLROnPlateau):
         return ConstantLR(optimizer, factor=1.0), given
     if given is not None:

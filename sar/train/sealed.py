@@ -33,10 +33,7 @@ _BUFFERS = ("builtins bytearray", "__builtin__ bytearray")
 
 
 def write_sealed(path: Path, content: dict[str, Any]) -> None:
-    """Write ``content`` with its digest, flushed to the disk, whole or not at all.
-
-    Raises ``OSError`` that names ``path``.
-    """
+    """Write ``content`` and its digest to the disk, whole or not; an ``OSError`` names ``path``."""
 
     def write(file: BinaryIO) -> None:
         digested = _Digested(file)
@@ -47,11 +44,9 @@ def write_sealed(path: Path, content: dict[str, Any]) -> None:
 
 
 def check_seal(data: Any, name: str | os.PathLike) -> None:
-    """Raise ``ValueError`` for bytes that are not all as they were written.
-
-    The message names the entry of the archive that is damaged, where it is one. Files from before
-    there were digests are taken at the checksums of their entries, with a warning.
-    """
+    """Raise ``ValueError`` for bytes that are not all as they were written. The message names the
+    damaged entry of the archive, where it is one. Files from before there were digests are taken at
+    the checksums of their entries, with a warning."""
     with memoryview(data) as view:
         body, seal = view[:-_SEAL_BYTES], bytes(view[-_SEAL_BYTES:])
         is_sealed = seal.startswith(_MARK)
@@ -113,15 +108,9 @@ def _damaged_entry(data: memoryview) -> str | None:
 
 
 def load_archive(source: bytes | Path, name: Path, form: int) -> dict[str, Any]:
-    """Plain values and tensors on the CPU, maps of the file where ``source`` is its path.
-
-    Args:
-        name: of the file, for messages.
-        form: what it says under ``format``.
-
-    Raises ``ValueError`` for what is damaged, foreign, of another format, or asks for more memory
-    than its size.
-    """
+    """Plain values and tensors on the CPU, maps of the file where ``source`` is its path. ``name``
+    is the file's, for messages; ``form`` is what it says under ``format``. Raises ``ValueError``
+    for what is damaged, foreign, of another format, or asks for more memory than its size."""
     is_path = isinstance(source, Path)
     try:
         size = _check_entries(_opened(source))
@@ -139,7 +128,7 @@ def _opened(source: bytes | Path) -> Any:
 
 
 def _check_entries(source: Any) -> int:
-    """The bytes of all entries, which lie one after another as they are."""
+    """Bytes of all entries; ``ValueError`` where they are packed, overlap, or make a bytearray."""
     with zipfile.ZipFile(source) as archive:
         entries = archive.infolist()
         size = sum(entry.file_size for entry in entries)
@@ -155,7 +144,7 @@ def _check_entries(source: Any) -> int:
 
 
 def _check_sizes(content: Any, size: int) -> None:
-    """Visit values as a tree: what is referred to twice counts twice."""
+    """Raise ``ValueError`` if values, as a tree (shared ones count twice), exceed ``size``."""
     left, visits, numbers = [content], 0, 0
     while left:
         value = left.pop()

@@ -180,7 +180,8 @@ class Trainer:
                 self.save()
 
     def _judge(self, record: Record) -> None:
-        """What follows from the validation metric, the same on all ranks."""
+        """Judge the epoch by its validation metric: the best one, the plateau; alike on all
+        ranks."""
         keeps = self.checkpoint is not None and not tables_of(self.model)
         if self._best.see(record) and keeps and self.group.rank == 0:
             self._best.keep(self.model)
@@ -212,7 +213,6 @@ class Trainer:
         return self.epoch >= self.options.epochs or self.stopped_early
 
     def _about(self) -> Record:
-        """What callbacks are told at the start."""
         return {
             "metric": self.metric,
             "epochs": self.options.epochs,
@@ -245,7 +245,7 @@ class Trainer:
         return last is None or self.epoch < last
 
     def _sampled_steps(self) -> None:
-        """From where the epoch stands to its end."""
+        """Train the mini-batches that are left of the epoch."""
         if self.batches is None:
             return
         for batch in self.batches.epoch(self.epoch, self.step):
@@ -382,7 +382,7 @@ class Trainer:
         return self.epoch % every == 0 or self.epoch == self.options.epochs
 
     def _seed_random(self) -> None:
-        """What torch draws differs between ranks; keyed dropout does not."""
+        """Seed torch, differently on each rank, and keyed dropout, alike on all."""
         text = f"{self.options.seed} {self.epoch} {self.group.rank}"
         torch.manual_seed(digest_of_text(text))
         self.group.seeds.restart(self.options.seed)
