@@ -65,7 +65,7 @@ def draw_size(axes: Any, text: str, counts: Sequence[int], colors: Palette) -> N
 
 
 def draw_rows(axes: Any, rows: np.ndarray, colors: Palette) -> None:
-    """Rows [P, P] from the part below to the part at the side."""
+    """A map of the rows [P, P] that go from the part below to the part at the side."""
     from matplotlib.colors import to_hex
 
     shown = np.ma.masked_array(rows, mask=np.eye(len(rows), dtype=bool))

@@ -1,4 +1,4 @@
-"""A training run as one HTML page: pictures and styles are in it, and it asks nobody for more."""
+"""A training run as one HTML page that holds its pictures and styles, and loads nothing."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def _picture(name: str, draw: Draw, size: tuple[float, float]) -> str:
 
 
 def _words(value: Any) -> str:
-    """A value of a setting: whole numbers grouped, dictionaries in a line."""
+    """A setting's value in words: whole numbers grouped, dictionaries in a line."""
     if isinstance(value, Mapping):
         return ", ".join(f"{name} {_words(one)}" for name, one in value.items())
     if isinstance(value, bool) or value is None:

@@ -1,7 +1,4 @@
-"""A training run: the JSON of `sar train`, checked and named, and pictures of it.
-
-They show loss, scores and seconds; memory and traffic of each rank.
-"""
+"""A training run: the JSON of `sar train`, checked and named, and pictures of it."""
 
 from __future__ import annotations
 
@@ -141,7 +138,6 @@ def draw_run(run: Run, figure: Any, colors: Palette) -> None:
 
 
 def draw_loss(axes: Any, run: Run, colors: Palette) -> None:
-    """The training loss against the epoch."""
     steps, loss = run.column("epoch"), run.column("loss")
     axes.plot(steps, loss, _dots(steps), color=colors.first)
     axes.set_ylim(min(0.0, *loss), 1.08 * max(0.0, *loss) or 1.0)
@@ -169,7 +165,7 @@ def draw_scores(axes: Any, run: Run, colors: Palette) -> None:
 
 
 def _best(axes: Any, run: Run, colors: Palette) -> str:
-    """A ring at the best epoch and a line down to it; returns what it is called."""
+    """Draw a ring at the best epoch and a line down to it; returns its text."""
     if run.best is None:
         return ""
     split = "val" if "val" in run.scores else next(iter(run.scores))
@@ -195,7 +191,7 @@ def draw_seconds(axes: Any, run: Run, colors: Palette) -> None:
 
 
 def _told(slow: Sequence[tuple[float, float]]) -> str:
-    """The (seconds, epoch) that are too high for the picture."""
+    """A text for the (seconds, epoch) that are too high for the picture."""
     if not slow:
         return ""
     most, epoch = max(slow)
@@ -219,7 +215,7 @@ def draw_memory(axes: Any, run: Run, colors: Palette) -> None:
 
 
 def draw_traffic(axes: Any, run: Run, colors: Palette) -> None:
-    """Bytes that each rank sent and received, an epoch."""
+    """Bytes that each rank sent and received in an epoch."""
     moved = {
         word: [rank[f"{word}_bytes"] / len(run.epochs) for rank in run.ranks]
         for word in ("sent", "received")

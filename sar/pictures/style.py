@@ -1,4 +1,4 @@
-"""The one look of all pictures: two palettes, a figure, PNG or SVG, labels, ticks and numbers.
+"""The look of all pictures: two palettes, a figure as PNG or SVG, labels, ticks and numbers.
 
 matplotlib is imported when something is drawn, never before.
 """
@@ -75,7 +75,7 @@ def save(path: Path, draw: Draw, size: tuple[float, float], dark: bool = False) 
 def render(
     draw: Draw, size: tuple[float, float], form: str, colors: Palette = LIGHT, name: str = "sar"
 ) -> bytes:
-    """The same as bytes; ``form`` is ``png`` or ``svg``."""
+    """What ``draw(figure, colors)`` draws, as bytes; ``form`` is ``png`` or ``svg``."""
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -90,7 +90,7 @@ def render(
 
 
 def _tidy(text: str) -> str:
-    """Half the size: without metadata, indents, needless decimals, and fonts named at each word."""
+    """An SVG of half the size: no metadata, indents, needless decimals, or font for each word."""
     text = re.sub(r"\s*(<!DOCTYPE.*?>|<metadata>.*?</metadata>)", "", text, flags=re.S)
     text = re.sub(r"<[^>]+>", lambda tag: _tidy_tag(tag[0]), re.sub(r">\n\s+", ">\n", text))
     return text.replace("butt}", f"butt}} text{{font-family: {_FONTS}}}", 1)
@@ -128,7 +128,7 @@ def _settings(colors: Palette, name: str) -> Any:
 
 
 def title(axes: Any, text: str, note: str = "") -> None:
-    """The title of a panel, above the line for a note or :func:`key_above`."""
+    """Write the title of a panel, above the line for a note or :func:`key_above`."""
     from matplotlib import rcParams
 
     axes.set_title(text, pad=26)
@@ -147,10 +147,8 @@ def key_above(axes: Any) -> None:
 
 
 def label_ends(axes: Any, ends: Sequence[tuple[float, str, str]]) -> None:
-    """Write (height, text, color) of each line to the right of the axes, none over another.
-
-    Call it when the limits of the axes stand.
-    """
+    """Write (height, text, color) of each line to the right of the axes, none over another. Call it
+    when the limits of the axes stand."""
     ordered = sorted((_share(axes, y), text, color) for y, text, color in ends)
     height = axes.get_position().height * axes.figure.get_figheight() - _AROUND
     places = _apart([share for share, _, _ in ordered], _LINE / height)
@@ -181,10 +179,8 @@ def _share(axes: Any, y: float) -> float:
 
 
 def themed(svg: str, name: str) -> str:
-    """A picture of :data:`LIGHT` for a page: its colors are CSS variables, its ids start with name.
-
-    The page defines ``--paper``, ``--ink`` and the others, for light and for dark.
-    """
+    """An SVG of :data:`LIGHT` for a page: its colors are CSS variables, its ids start with
+    ``name``. The page defines ``--paper``, ``--ink`` and the others, for light and for dark."""
     svg = svg[svg.index("<svg") :]
     for role, color in asdict(LIGHT).items():
         svg = svg.replace(color, f"var(--{role})")
@@ -234,14 +230,14 @@ def _digits(value: float) -> str:
 
 
 def whole_numbers(axis: Any) -> None:
-    """Ticks of an axis that counts: parts, ranks, epochs."""
+    """Set the ticks of an axis that counts: parts, ranks, epochs."""
     from matplotlib.ticker import MaxNLocator
 
     axis.set_major_locator(MaxNLocator(nbins=8, steps=[1, 2, 5, 10], integer=True, min_n_ticks=1))
 
 
 def powers(axis: Any, low: float, high: float) -> None:
-    """Ticks 1, 2, 5 of each power of ten on a logarithmic axis, written out; low < high."""
+    """Set ticks 1, 2, 5 of each power of ten on a logarithmic axis, written out; low < high."""
     from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
     if high < 5 * low:
@@ -253,7 +249,7 @@ def powers(axis: Any, low: float, high: float) -> None:
 
 
 def these(axis: Any, values: Sequence[float], texts: Sequence[str]) -> None:
-    """Ticks at ``values`` alone, with their texts."""
+    """Set ticks at ``values`` alone, with their texts."""
     from matplotlib.ticker import NullLocator
 
     axis.set_ticks(list(values), list(texts))

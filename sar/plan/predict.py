@@ -70,7 +70,7 @@ class Prediction:
 def _bytes(
     graph: GraphStatistics, costs: Costs, rounds: int
 ) -> tuple[list[float], list[int], list[int]]:
-    """Of each rank: resident at the peak of an epoch; rows sent and received, gradients apart."""
+    """Per rank: resident bytes at the peak of an epoch, bytes of rows sent, and received."""
     peaks, sent, received = [], [], []
     by_kind = _row_bytes(graph, costs)
     for rank, part in enumerate(graph.ranks):
@@ -162,7 +162,7 @@ def numbers(asked: int) -> list[int]:
 
 
 def _row_bytes(graph: GraphStatistics, costs: Costs) -> dict[str, list[int]]:
-    """Bytes of a row in each exchange by kind of rows; backward takes the way that sends less."""
+    """Bytes of a row in each exchange, by kind of rows; backward takes the way that sends less."""
     pulled, ended = [*costs.pulled_bytes], list[int]()
     starts, ends = graph.rows_sent("pulled"), graph.rows_sent("ended")
     for of_start, of_end in costs.turned_bytes:
@@ -176,8 +176,8 @@ def _row_bytes(graph: GraphStatistics, costs: Costs) -> dict[str, list[int]]:
 def _collectives(
     graph: GraphStatistics, costs: Costs, setting: Setting, by_kind: dict[str, list[int]]
 ) -> float:
-    """Processor seconds that messages and rounds after the first cost a rank, whatever they carry;
-    the first round of each exchange is part of ``costs.fixed_seconds``."""
+    """Processor seconds that messages and later rounds cost a rank, whatever they carry; the first
+    round of each exchange is part of ``costs.fixed_seconds``."""
     peers, rounds, messages = graph.size - 1, 0, costs.reductions
     if not peers:
         return 0.0

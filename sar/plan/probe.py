@@ -121,7 +121,7 @@ def measure_costs(work: Work, threads: int = 1, *, seconds: bool = True) -> Cost
 
 
 class _Logged(ThreadGroup):
-    """A rank whose exchanges are written down: rows sent, and bytes of one."""
+    """A rank that logs its exchanges: rows sent, and bytes of one."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -149,7 +149,7 @@ class _Run:
         self.optimizer = torch.optim.Adam(self.model.parameters(), fused=True)
 
     def step(self) -> None:
-        """One epoch as the trainer's."""
+        """Train an epoch as the trainer does."""
         self.model.train()
         loss = F.cross_entropy(self.call(self.model, self.graph, self.x), self.y)
         self.optimizer.zero_grad(set_to_none=True)
@@ -158,7 +158,7 @@ class _Run:
         self.optimizer.step()
 
     def settle(self, log: Log | None = None) -> None:
-        """Two epochs: what is constant is kept from the second on. The log begins anew."""
+        """Train two epochs, as constant sums are kept from the second on, and clear ``log``."""
         self.step()
         self.step()
         if log is not None:
@@ -166,7 +166,7 @@ class _Run:
 
 
 def _random_edges(nodes: int, degree: int, ends: str) -> tuple[Tensor, Tensor]:
-    """Edges of any nodes, inside of the parts of even and odd nodes, or across them."""
+    """Edges between any nodes, inside the parts of even and odd nodes, or across them."""
     generator = torch.Generator().manual_seed(0)
     src, dst = torch.randint(nodes, (2, nodes * degree), generator=generator)
     if ends == ANY:
@@ -175,17 +175,15 @@ def _random_edges(nodes: int, degree: int, ends: str) -> tuple[Tensor, Tensor]:
 
 
 def _star_edges(nodes: int) -> tuple[Tensor, Tensor]:
-    """Every node of either part to one node of the other, and one node to :data:`_ENDS`.
-
-    So rows that travel tell what they are: half of the nodes are sources, two rows make all sums,
-    the row of one source and the sum for one node.
-    """
+    """Edges from every node to one node of the other part, and from one node to :data:`_ENDS`. So
+    the number of rows that travel tells their kind: half of the nodes are sources, two rows make
+    all sums, the row of one source and the sum for one node."""
     src, more = torch.arange(nodes), torch.arange(2, 2 * _ENDS)
     return torch.cat([src, (more + 1) % 2]), torch.cat([(src + 1) % 2, more])
 
 
 def _written(work: Work, folder: Path, nodes: int, edges: tuple[Tensor, Tensor], parts: int) -> str:
-    """Partitions of a graph; even and odd nodes where there are two."""
+    """Write partitions of a graph, two of even and odd nodes; returns their JSON's path."""
     generator = torch.Generator().manual_seed(0)
     data = {
         "feat": torch.randn(nodes, work.features, generator=generator),
@@ -197,7 +195,7 @@ def _written(work: Work, folder: Path, nodes: int, edges: tuple[Tensor, Tensor],
 
 
 def probe(work: Work, threads: int, nodes: int = _NODES) -> Costs:
-    """See :func:`measure_costs`; in this process, on graphs of ``nodes`` and twice as many."""
+    """:func:`measure_costs` in this process, on graphs of ``nodes`` and twice as many."""
     costs = probe_bytes(work, threads, nodes)
     with scratch_folder() as folder:
         graph = partial(_written, work, folder)
@@ -214,7 +212,7 @@ def probe(work: Work, threads: int, nodes: int = _NODES) -> Costs:
 
 
 def probe_bytes(work: Work, threads: int, nodes: int = _FEW_NODES) -> Costs:
-    """The same without seconds, which are NaN."""
+    """:func:`probe` without seconds, which are NaN."""
     torch.set_num_threads(threads)
     with scratch_folder() as folder:
 
@@ -239,11 +237,8 @@ def probe_bytes(work: Work, threads: int, nodes: int = _FEW_NODES) -> Costs:
 def _by_kind(
     log: Log, as_rows: Log
 ) -> tuple[list[int], list[int], list[tuple[list[int], list[int]]]]:
-    """Bytes of rows by what these are: see :class:`Costs`.
-
-    Args:
-        log, as_rows: exchanges of an epoch of the star, and where only source rows travel.
-    """
+    """Bytes of rows, pulled, summed and turned as in :class:`Costs`, from the exchanges of an epoch
+    of the star (``log``), and of one where only source rows travel (``as_rows``)."""
     pulled, summed, ended = (
         [size for rows, size in log if rows == count] for count in (_STAR // 2, 2, _ENDS)
     )
@@ -266,12 +261,9 @@ def _linear(found: list[float], nodes: int) -> tuple[float, float, float]:
 
 
 def _seconds(work: Work, graphs: list[str], nodes: int) -> tuple[float, float, float, float]:
-    """Seconds of an epoch: fixed, per node, per edge and per byte of rows, of one of two ranks.
-
-    Args:
-        graphs: nearly nothing, few local edges, many, and few remote edges.
-        nodes: of a rank.
-    """
+    """Seconds of an epoch of one of two ranks: fixed, per node (of ``nodes`` a rank), per edge and
+    per byte of rows. ``graphs`` have nearly nothing, few local edges, many, and few remote
+    edges."""
     runs = [_timed(work, path) for path in graphs]
     fixed, few, many, remote = (seconds for seconds, _ in runs)
     per_edge = max(0.0, many - few) / (nodes * (_DENSE - _DEGREE))
@@ -325,7 +317,7 @@ def _live_bytes() -> int:
 
 
 def _exchanges(work: Work, path: str, **policy: Any) -> tuple[int, Log, int]:
-    """Number of parameters; of a later epoch its exchanges, and the number of other collectives."""
+    """Number of parameters; exchanges of a later epoch, and its number of other collectives."""
 
     def body(group: Any) -> tuple[int, Log, int]:
         run = _Run(work, path, group, **policy)
@@ -339,7 +331,7 @@ def _exchanges(work: Work, path: str, **policy: Any) -> tuple[int, Log, int]:
 
 
 def _round_seconds(work: Work, path: str) -> float:
-    """What a round costs a rank where there are nearly no rows: strict epochs beside one-shot."""
+    """Seconds that a round of nearly no rows costs a rank: strict epochs less one-shot ones."""
 
     def body(group: Any) -> tuple[float, int]:
         runs = [_Run(work, path, group, rounds=number) for number in (1, None)]
@@ -356,7 +348,7 @@ def _round_seconds(work: Work, path: str) -> float:
 
 
 def _spent(step: Callable[[], None], group: Group) -> float:
-    """Processor seconds of all ranks, which are threads of this process, for a step."""
+    """Processor seconds of a step on all ranks, which are threads of this process."""
     group.all_reduce(torch.zeros(1))
     begin = time.process_time()
     step()

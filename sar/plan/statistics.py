@@ -16,17 +16,13 @@ from sar.partition.summary import summarize
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of one rank in one exchange.
-
-    Attributes:
-        received, sent: int64 [P] from and to each rank.
-    """
+    """Rows of one rank in one exchange, int64 [P]: received from and sent to each rank."""
 
     received: np.ndarray
     sent: np.ndarray
 
     def in_flight(self, rank: int, num_rounds: int) -> int:
-        """Most rows sent and received in two rounds that follow each other."""
+        """Most rows sent and received in two successive rounds."""
         size = len(self.received)
         if size == 1:
             return 0
@@ -139,7 +135,7 @@ def _graph(
     summed: np.ndarray,
     ended: np.ndarray,
 ) -> GraphStatistics:
-    """Of counted rows [P, P], at [p, q] what p receives from q; (nodes, edges) of each part."""
+    """From rows [P, P], at [p, q] what p receives from q, and (nodes, edges) of each part."""
     if summed.sum() > (1 - LEAST_SAVED) * pulled.sum():
         summed = pulled
     ranks = [
