@@ -58,7 +58,7 @@ class GraphArrays:
 
     @property
     def nbytes(self) -> int:
-        """Of all edges and data."""
+        """Bytes of all edges and data."""
         ends = sum(one.nbytes for pair in self.edges.values() for one in pair)
         frames = (*self.node_data.values(), *self.edge_data.values())
         return ends + sum(column.nbytes for columns in frames for column in columns.values())
@@ -74,8 +74,7 @@ class GraphArrays:
     def edge_blocks(
         self, counter: Counter = NOBODY
     ) -> Iterator[tuple[EType, int, np.ndarray, np.ndarray]]:
-        """(edge type, its first edge of the block, ends of the block's edges), of all edge types;
-        edges count when they have been dealt with."""
+        """``(edge type, first edge, src, dst)`` of each block of edges; counted when dealt with."""
         for etype, ends in self.edges.items():
             for low, high in blocks(len(ends[0]), counter):
                 src, dst = (np.ascontiguousarray(one[low:high].detach().numpy()) for one in ends)
@@ -134,16 +133,14 @@ class GraphArrays:
 
 
 def need(is_good: object, text: str) -> None:
-    """Raises ValueError unless it is."""
+    """Raise ``ValueError(text)`` unless ``is_good``."""
     if not is_good:
         raise ValueError(text)
 
 
 def storable(values: np.ndarray) -> np.ndarray:
-    """As what partitions can hold: in this machine's byte order, and unsigned integers that DGL's
-    files do not know as wider signed ones.
-
-    Raises TypeError for what is no such number, OverflowError for integers of 2**63 and more.
+    """Values in native byte order; unsigned ones that DGL's files do not know as wider signed ones.
+    Raises ``TypeError`` for what is no number of at most 64 bits, ``OverflowError`` from 2**63 on.
     """
     dtype = values.dtype.newbyteorder("=")
     if dtype.kind not in "biuf" or dtype.itemsize > 8:
@@ -154,8 +151,8 @@ def storable(values: np.ndarray) -> np.ndarray:
 
 
 def as_named(name: str, values: np.ndarray) -> np.ndarray:
-    """A column as its name tells: masks are bool, labels of one column int64. Labels that are
-    floats stay: NaN says that a node has none."""
+    """Cast a column by its name: masks to bool, integer labels [N] to int64. Labels that are floats
+    stay: NaN says that a node has none."""
     if name.endswith(("_mask", "_masks")):
         return values.astype(bool)
     if name == "label" and values.ndim == 1 and values.dtype.kind in "biu":

@@ -1,12 +1,7 @@
 """The partition book: which part owns which node and edge, and the digests that tell damage.
 
-Ids live in one shuffled space ordered by part and, inside a part, by type. The book keeps one
-``[num_parts, 2]`` array of half-open ranges per type, so it needs O(parts x types) memory
-whatever the graph's size.
-
-The JSON's key ``sar`` (which DGL ignores) holds XXH3-128 digests in hexadecimal: of each part's
-graph file, of each array of its feature files with the array's dtype and shape, of the graph before
-it was cut, and of the rest of the JSON. They tell damage, not forgery.
+Ids live in one shuffled space ordered by part, then type: a ``[num_parts, 2]`` array of half-open
+ranges per type is all that the book keeps of them. `docs/formats.md` has the table of digests.
 """
 
 from __future__ import annotations
@@ -60,20 +55,17 @@ class PartitionBook:
 
     @property
     def is_foreign(self) -> bool:
-        """Whether another library than DGL, or this one, wrote the partitions."""
+        """Whether PyG or GraphLearn wrote the partitions."""
         return os.path.isdir(self.json_path)
 
     @property
     def graph_digest(self) -> str | None:
-        """Of the graph before it was cut, equal for all of its cuts; ``None`` where the partitions
-        hold no digests, as those that DGL wrote."""
+        """Digest of the graph before it was cut, equal for all its cuts; ``None`` where unknown."""
         return None if self.digests is None else self.digests.graph
 
     def digest_of(self, path: str) -> FileDigest | None:
-        """What a file of ``files`` has to be; ``None`` where the partitions hold no digests.
-
-        Raises ``PartitionError`` where they hold some, but not of this file.
-        """
+        """The digest of a file of ``files``; ``None`` where the partitions hold no digests.
+        Raises ``PartitionError`` where they hold some, but not of this file."""
         if self.digests is None:
             return None
         name = relative(path, os.path.realpath(os.path.dirname(self.json_path)))
@@ -83,7 +75,6 @@ class PartitionBook:
 
     @property
     def is_homogeneous(self) -> bool:
-        """Whether there is one node type and one edge type."""
         return len(self.ntypes) == 1 and len(self.canonical_etypes) == 1
 
     @cached_property
@@ -108,9 +99,7 @@ class PartitionBook:
 
     def canonical(self, etype: str | tuple[str, ...]) -> EType:
         """The canonical ``(src type, relation, dst type)`` of a relation name or a triple.
-
-        Raises ValueError when the type is unknown or a bare name is ambiguous.
-        """
+        Raises ``ValueError`` when the type is unknown or a bare name is ambiguous."""
         if isinstance(etype, tuple) and etype in self.edge_ranges:
             return etype  # type: ignore[return-value]
         found = [one for one in self.canonical_etypes if etype in (one[1], ":".join(one))]
@@ -151,10 +140,8 @@ class PartitionBook:
         return int(np.diff(self.edge_ranges[self.canonical(etype)][self._check_part(part)])[0])
 
     def locate(self, nids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Where global node ids live: ``(type_id, part, idx)``, int64, shaped as ``nids``.
-
-        ``idx`` is the row inside (type, part). Raises ValueError for an id outside the graph.
-        """
+        """int64 ``(type_id, part, idx)`` of global node ids, shaped as ``nids``; ``idx`` is the row
+        inside (type, part). Raises ``ValueError`` for an id outside the graph."""
         ids, slot = _slots(nids, self._node_bounds)
         idx = ids - self._node_bounds[slot]
         part, type_id = np.divmod(slot, len(self.ntypes))
@@ -179,7 +166,6 @@ class PartitionBook:
     # The names below are those of DGL's book, for scripts that use it.
 
     def num_partitions(self) -> int:
-        """Number of parts."""
         return self.num_parts
 
     def metadata(self) -> list[dict[str, int]]:
@@ -200,7 +186,6 @@ class PartitionBook:
         return self.canonical_etypes
 
     def to_canonical_etype(self, etype: str | tuple[str, ...]) -> EType:
-        """Same as `canonical`."""
         return self.canonical(etype)
 
     def _bounds_for(self, ntype: str) -> np.ndarray:
@@ -232,8 +217,8 @@ class PartitionBook:
 
 
 def _slots(nids: Tensor, bounds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Ids, and the range of each: the last that starts at or before it, as empty ones come first.
-    Raises ValueError for an id that is not below the last of the bounds."""
+    """The ids as int64, and the index of the range that holds each: the last that starts at or
+    before it, as empty ranges come first. Raises ``ValueError`` for an id outside ``bounds``."""
     ids = torch.as_tensor(nids).detach().cpu().numpy().astype(np.int64, copy=False)
     if ids.size and (ids.min() < 0 or ids.max() >= bounds[-1]):
         raise ValueError(
@@ -250,7 +235,7 @@ def ranges_of(counts: np.ndarray) -> Iterator[np.ndarray]:
 
 
 def without_digests(book: PartitionBook) -> str:
-    """What is said of partitions that hold none, with the command that helps."""
+    """The message for partitions without digests, with the command that writes some."""
     path = book.json_path
     helps = f"sar partition {path} --add-digests"
     if book.is_foreign:
@@ -260,7 +245,7 @@ def without_digests(book: PartitionBook) -> str:
 
 @dataclass(frozen=True)
 class ArrayDigest:
-    """What an array of a feature file has to be."""
+    """Dtype, shape and XXH3-128 digest that an array of a feature file must have."""
 
     dtype: str
     shape: list[int]
@@ -273,7 +258,7 @@ class ArrayDigest:
 
 @dataclass(frozen=True)
 class FileDigest:
-    """What a file has to be: its size, and its digest or those of its arrays by name."""
+    """Size that a file must have, and its digest or those of its arrays by name."""
 
     size: int
     digest: str = ""
@@ -282,15 +267,15 @@ class FileDigest:
 
 @dataclass(frozen=True)
 class Digests:
-    """What the key ``sar`` holds: the digest of the graph before it was cut, ``None`` where nobody
-    knows it, as the digests were added later; and files by path relative to the JSON's folder."""
+    """The digest of the graph before it was cut (``None``: unknown, as digests were added later),
+    and those of files by path relative to the JSON's folder."""
 
     graph: str | None
     files: dict[str, FileDigest]
 
 
 def graph_digest(graph: GraphArrays, progress: Progress = silent) -> str:
-    """Of nodes, edges and data in the order of the input, block after block: maps stay in files."""
+    """XXH3-128 of nodes, edges and data in the input's order, read block by block."""
     found, counter = xxhash.xxh3_128(), Counter(progress, "digesting the graph", graph.nbytes)
 
     def add(value: Any) -> None:
@@ -315,7 +300,6 @@ def graph_digest(graph: GraphArrays, progress: Progress = silent) -> str:
 
 
 def with_digests(content: dict[str, Any], digests: Digests) -> dict[str, Any]:
-    """The JSON's content with its key ``sar``."""
     files = {
         name: {key: value for key, value in asdict(one).items() if value or key == "size"}
         for name, one in digests.files.items()
@@ -325,10 +309,8 @@ def with_digests(content: dict[str, Any], digests: Digests) -> dict[str, Any]:
 
 
 def read_digests(config: dict[str, Any]) -> Digests | None:
-    """What the JSON tells; ``None`` for partitions that hold no digests.
-
-    Raises ``PartitionError``, without the JSON's name, where it is not as it was written.
-    """
+    """The digests in a JSON; ``None`` where it holds none.
+    Raises ``PartitionError``, without the JSON's name, where it is not as it was written."""
     if KEY not in config:
         return None
     told = config[KEY]
@@ -376,5 +358,4 @@ def _json_digest(content: dict[str, Any]) -> str:
 
 
 def relative(path: str, folder: str | os.PathLike) -> str:
-    """The name of a file in :class:`Digests`."""
     return Path(os.path.relpath(path, folder)).as_posix()

@@ -150,9 +150,7 @@ def _canonical_etype(name: str, ntypes: list[str]) -> EType:
 
 def _ranges(config: dict, key: str, names: list[str], num_parts: int) -> list[np.ndarray]:
     """int64 ``[num_parts, 2]`` of each name, checked to tile the id space in (part, type) order.
-
-    Empty ranges may say any position in the file; they get the one that tiles.
-    """
+    Empty ranges may begin anywhere in the file; here they begin where they tile."""
     typed = _id_map(config, key, names)
     parsed = [_as_ranges(typed[name], num_parts, f"{key}[{name!r}]") for name in names]
     table = np.stack(parsed, axis=1).reshape(-1, 2)
@@ -173,7 +171,7 @@ def _ranges(config: dict, key: str, names: list[str], num_parts: int) -> list[np
 
 
 def _id_map(config: dict, key: str, names: list[str]) -> dict[str, list]:
-    """Of each name; a bare list is the first one's."""
+    """Lists of ranges by type name under ``key``; a bare list is the first type's."""
     value = _get(config, key, lambda _: True, "")
     if isinstance(value, list):
         value = {names[0]: value}
@@ -194,7 +192,7 @@ def _id_map(config: dict, key: str, names: list[str]) -> dict[str, list]:
 
 
 def _match_etypes(value: dict, names: list[str]) -> dict:
-    """Renames keys that spell an edge type differently from ``etypes`` ('r' and 's:r:d')."""
+    """Rename keys that spell an edge type differently from ``etypes`` ('r' and 's:r:d')."""
     known = {name.split(":")[1] if name.count(":") == 2 else name: name for name in names}
     renamed = {}
     for key, ranges in value.items():
@@ -226,7 +224,7 @@ def _part_files(config: dict, num_parts: int, root: str) -> list[dict[str, str]]
 
     @cache
     def real(name: str) -> str:
-        """`realpath` below the root, which alone takes seconds for ten thousands of parts."""
+        """`realpath` in steps from ``root``: at once it takes seconds for ten thousand parts."""
         if name == root:
             return root
         above, _, last = name.rpartition(os.sep)
@@ -247,8 +245,7 @@ def _part_files(config: dict, num_parts: int, root: str) -> list[dict[str, str]]
 
 
 def _below(root: str, name: object, what: str, real: Callable[[str], str]) -> str:
-    """Absolute real path of ``name``; links are followed. Raises PartitionError naming ``what``
-    where that is not below the folder ``root``."""
+    """Absolute real path of ``name``; ``PartitionError`` naming ``what`` if it leaves ``root``."""
     if not isinstance(name, str) or not name or "\0" in name:
         raise PartitionError(f"{what} is {_short(name)}, expected a relative path")
     full = f"{root}{os.sep}{name}"

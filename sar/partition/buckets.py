@@ -1,8 +1,8 @@
 """Pairs (row, value) in any order as rows of ascending values, for more pairs than fit in memory.
 
-A first pass counts each row's pairs. Consecutive rows make up a bucket, as many as have
-`BUCKET_PAIRS` pairs together; a second pass spreads the pairs over a file in which each bucket has
-its place, and then each bucket is put in order by itself.
+A first pass counts each row's pairs. Consecutive rows with about `BUCKET_PAIRS` pairs together make
+a bucket. A second pass spreads the pairs over a file, to their buckets, each of which is then
+sorted by itself.
 """
 
 from __future__ import annotations
@@ -24,21 +24,14 @@ Blocks = Callable[[str], Iterator[tuple[np.ndarray, np.ndarray]]]
 
 
 class Rows(NamedTuple):
-    """Rows one behind the other, in mapped files.
-
-    Attributes:
-        indptr: int64 [N + 1], where each row begins and ends.
-        values: int32 [E], ascending in each row.
-    """
+    """Rows one behind the other in mapped files: int64 ``indptr`` [N + 1], where each begins and
+    ends, and int32 ``values`` [E], ascending in each row."""
 
     indptr: np.ndarray
     values: np.ndarray
 
     def runs(self, counter: Counter = NOBODY) -> Iterator[tuple[int, int]]:
-        """``(first, last)`` of all rows, a few million values together: a second's work.
-
-        Rows count when they have been dealt with.
-        """
+        """``(first, last)`` rows of runs of a few million values; rows count when dealt with."""
         marks = np.arange(_RUN, len(self.values) + _RUN, _RUN)
         ends = np.searchsorted(self.indptr[:-1], marks)
         for first, last in pairwise(np.unique([0, *ends, len(self.indptr) - 1]).tolist()):
@@ -51,12 +44,9 @@ def sort_rows(
 ) -> Rows:
     """The pairs of all blocks as rows; with ``unique`` a pair that comes again is dropped.
 
-    Args:
-        blocks: starts over at each call and gives int32 rows (below ``num_rows``) and values (0 or
-            more), the same each time, a block's pairs at once. It is called with the name of what
-            is done with them, and tells of its progress itself.
-        folder: where ``indptr.npy`` and ``values.npy`` come to lie; needs 12 bytes a pair, of
-            which 4 remain.
+    ``blocks`` is called once per pass with the pass's name, gives the same int32 rows (below
+    ``num_rows``) and values (0 or more) each time, and reports its own progress. ``folder`` gets
+    ``indptr.npy`` and ``values.npy``; it needs 12 bytes a pair, of which 4 remain.
 
     Memory: 4 bytes a row, 8 a pair of the largest bucket. Raises ``OSError`` for a full disk.
     """
@@ -94,8 +84,7 @@ def count_ids(ids, offset, counts):
 
 @compiled
 def _spread(rows, values, first_rows, cursor, pairs):
-    """Each pair, as a number that is sorted by row, then value, goes to the next place of its
-    bucket."""
+    """Put each pair, as ``row << 32 | value``, at the next place of its bucket in ``pairs``."""
     last = len(first_rows) - 1
     for i in range(len(rows)):
         low, high = 0, last
@@ -111,7 +100,8 @@ def _spread(rows, values, first_rows, cursor, pairs):
 
 @compiled
 def _keep(pairs, unique, counts, values):
-    """The values of sorted pairs; ``counts`` lose what is dropped. Returns how many there are."""
+    """Unpack sorted ``pairs`` into ``values``, repeats dropped if ``unique``; returns how many
+    stay."""
     kept = 0
     for i in range(len(pairs)):
         if unique and i and pairs[i] == pairs[i - 1]:

@@ -21,16 +21,14 @@ runpy.run_path(sys.argv.pop(1), run_name="__main__")
 
 
 def command(file: str, *arguments: object) -> list[str]:
-    """The command that runs a Python file in a child, which imports from where this process does.
-
-    By itself it would import from the current folder first: a ``random.py`` there ends it.
-    """
+    """The command that runs a Python file in a child with this process's import path: by itself it
+    would import from the current folder first, where a ``random.py`` ends it."""
     path = os.pathsep.join(str(place) or os.getcwd() for place in sys.path)
     return [sys.executable, "-c", _FIRST, path, str(os.getpid()), file, *map(str, arguments)]
 
 
 def death(status: int) -> str:
-    """How a child ended, in words, by what ``subprocess`` says."""
+    """A return code of ``subprocess`` in words."""
     if status >= 0:
         return f"status {status}"
     hint = "; out of memory?" if status == -signal.SIGKILL else ""

@@ -1,4 +1,4 @@
-"""Columns: rows of numbers that lie in files, and are read a few megabytes at a time.
+"""Columns: rows of numbers in files, read a few megabytes at a time.
 
 Pages of a mapped file count as the system's cache, not as this process's memory.
 """
@@ -28,7 +28,7 @@ from sar.partition.progress import blocks, rows_in
 
 
 def check(is_good: object, text: str) -> None:
-    """Raises ``PartitionError`` unless it is."""
+    """Raise ``PartitionError(text)`` unless ``is_good``."""
     if not is_good:
         raise PartitionError(text)
 
@@ -47,7 +47,6 @@ class Column(ABC):
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one row."""
         return self.dtype.itemsize * math.prod(self.shape[1:])
 
     @abstractmethod
@@ -66,14 +65,14 @@ class MappedColumn(Column):
         self._check: _Check | None = None
 
     def expect(self, digest: str, name: str) -> None:
-        """Compare the bytes with an XXH3-128 digest when all have been read for the first time, one
-        after another: reading the last ones raises ``PartitionError`` where they differ."""
+        """Compare all bytes with an XXH3-128 digest when they have been read once, one after
+        another: the read of the last ones raises ``PartitionError`` where they differ."""
         self._check = _Check(digest, f"{self.file.path}: feature {name!r}")
         if 0 in self.shape:  # nobody reads it
             self.verify()
 
     def verify(self) -> None:
-        """Read all bytes for that now, if they are still to be compared."""
+        """Read all bytes and compare them now, unless they have been compared."""
         if self._check is not None:
             self._check.compare(self.digest())
             self._check = None
@@ -99,14 +98,13 @@ class MappedColumn(Column):
         return view.reshape(stop - start, width)
 
     def release(self, start: int = 0, stop: int | None = None) -> None:
-        """Give the pages of rows back, which otherwise count as this process' memory."""
+        """Unmap the pages of rows, which otherwise count as this process' memory."""
         stop, width = len(self) if stop is None else stop, self.row_bytes
         self.file.release(self.offset + start * width, self.offset + stop * width)
 
     def read(
         self, start: int = 0, stop: int | None = None, dtype: torch.dtype | None = None
     ) -> Tensor:
-        """Copied, and converted, block by block."""
         stop = len(self) if stop is None else stop
         is_good = 0 <= start <= stop <= len(self)
         need(is_good, f"rows: got [{start}, {stop}), expected within [0, {len(self)})")
@@ -130,8 +128,7 @@ class MappedColumn(Column):
         return out
 
     def take(self, idx: np.ndarray, dtype: torch.dtype | None = None) -> Tensor:
-        """Fresh tensor of the rows at ``idx`` (checked by the caller), block by block; their pages
-        stay."""
+        """Fresh tensor of rows ``idx``, which the caller has checked; their pages stay resident."""
         out = torch.empty((len(idx), *self.shape[1:]), dtype=dtype or self.dtype)
         if out.numel():
             flat, rows = out.view(len(idx), -1), self._bytes(0, len(self))
@@ -145,7 +142,6 @@ class MappedColumn(Column):
         return self.read(start, stop, torch.int64).numpy()
 
     def ints_at(self, idx: np.ndarray) -> np.ndarray:
-        """Values at ``idx`` of a 1-D integer column, as int64."""
         return self.take(idx, torch.int64).numpy()
 
 
@@ -160,7 +156,6 @@ class SelectedColumn(Column):
     def read(
         self, start: int = 0, stop: int | None = None, dtype: torch.dtype | None = None
     ) -> Tensor:
-        """Source after source."""
         chosen = self._chosen[start:stop]
         out = torch.empty((len(chosen), *self.shape[1:]), dtype=dtype or self.dtype)
         owner = np.searchsorted(self._bounds, chosen, side="right") - 1
@@ -180,7 +175,7 @@ class _Check:
         self._found, self._next = xxhash.xxh3_128(), 0
 
     def add(self, start: int, stop: int, num_rows: int, rows: np.ndarray) -> bool:
-        """Take rows ``[start, stop)``, if they are the next; whether all have come."""
+        """Digest rows ``[start, stop)`` if they are the next; whether all have come."""
         with self._lock:
             if start == 0:
                 self._found, self._next = xxhash.xxh3_128(), 0
@@ -194,7 +189,6 @@ class _Check:
             return True
 
     def compare(self, found: str) -> None:
-        """Raise ``PartitionError`` for another digest than is expected."""
         what = f"{self._what} is damaged: its digest is {found}, expected {self._expected}"
         check(found == self._expected, what)
 
@@ -232,8 +226,7 @@ class MappedFile:
             self.map.madvise(mmap.MADV_DONTNEED, first, stop - first)
 
     def check_unchanged(self) -> None:
-        """Raises PartitionError when somebody wrote into the file since it was opened; one that
-        took its name meanwhile is another file."""
+        """Raise ``PartitionError`` if the open file was written to; its name may be another's."""
         status = os.fstat(self._stream.fileno())
         is_same = (status.st_size, status.st_mtime_ns) == (self.size, self._written)
         check(is_same, f"{self.path}: was changed while it was read")
@@ -242,15 +235,10 @@ class MappedFile:
 class RowFile:
     """A tensor in a shared map of a file without a name, which ends with it or with the process.
 
-    Only what is read becomes resident, as pages of the file that the system drops when it needs
-    room. Nobody else can cut the file short, and rows are aligned, unlike those in DGL's files.
-
-    Args:
-        parts: the rows from first to last, in runs of any length.
-        folder: where the file is made; the system's folder for temporary files by default. In a
-            folder that lies in memory (tmpfs) nothing is gained.
-
-    Raises ``OSError`` when there is no room in the folder.
+    The system drops its pages when it needs room. Nobody else can cut the file short, and rows are
+    aligned, unlike those in DGL's files. ``parts`` are the rows in runs of any length; ``folder``
+    is the system's temporary one by default (one in memory gains nothing). Raises ``OSError`` for a
+    full disk.
     """
 
     def __init__(
@@ -287,11 +275,9 @@ def bytes_of(rows: Tensor) -> memoryview:
 
 
 def create_array(path: Path, dtype: np.dtype | type, shape: tuple[int, ...]) -> np.ndarray:
-    """A new array of zeros in a `.npy` file; what is written into it lands there.
-
-    The disk is asked for all of its bytes at once: a full disk is an `OSError` that names the file
-    here, where touching a page of a mapped file later would end the process.
-    """
+    """A new array of zeros in a `.npy` file; what is written into it lands there. All bytes are
+    asked for at once: a full disk is an ``OSError`` that names the file here, where a later touch
+    of a page would end the process."""
     with naming(path):
         found = np.lib.format.open_memmap(path, "w+", np.dtype(dtype), shape)
         with open(path, "rb+") as file:
@@ -301,9 +287,7 @@ def create_array(path: Path, dtype: np.dtype | type, shape: tuple[int, ...]) -> 
 
 def map_array(path: str | os.PathLike) -> np.ndarray:
     """The array in a `.npy` file, mapped privately: writing to it changes a copy of the page.
-
-    Raises `SarError` for what is no `.npy` file of numbers, or one that was cut short.
-    """
+    Raises `SarError` for what is no `.npy` file of numbers, or one that was cut short."""
     try:
         return np.load(path, mmap_mode="c", allow_pickle=False)
     except (ValueError, EOFError, OSError, SyntaxError) as error:

@@ -1,7 +1,7 @@
-"""How loops over nodes and edges are compiled: kept on disk, other threads run meanwhile.
+"""Decorators for compiled loops over nodes and edges: kept on disk, without the GIL.
 
-They own no memory: counting who refers to an array costs more than what is done with one
-edge. Where they need room, the caller passes it. Ids are not checked: `GraphArrays.validate` did.
+The loops own no memory, as counting references to an array costs more than the work on one edge:
+the caller passes what they need. Ids are not checked: `GraphArrays.validate` did.
 """
 
 from __future__ import annotations

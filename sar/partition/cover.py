@@ -65,9 +65,8 @@ def count_fewest(
 ) -> NDArray[np.int64]:
     """[P] rows that come from each part for a sum over the edges that end in ``part``.
 
-    Args:
-        src, dst: [E] rows of either end inside their parts, grouped by the source's part.
-        offsets: [P + 1] bounds of the groups. num_src: rows of each part.
+    ``src``, ``dst``: [E] rows inside their parts, grouped by the source's part, with bounds
+    ``offsets`` [P + 1]; ``num_src``: rows of each part.
     """
     counts = np.zeros(len(num_src), dtype=np.int64)
     for peer, (low, high) in enumerate(pairwise(offsets)):

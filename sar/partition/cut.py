@@ -1,7 +1,4 @@
-"""Decides which part owns each node, by a method that is named or handed in.
-
-:class:`PartitionOptions` say how a graph is cut and written; what memory that takes is told before.
-"""
+"""The part of each node, by a method of cutting; options of a cut, and the memory that it takes."""
 
 from __future__ import annotations
 
@@ -41,7 +38,7 @@ _BASE_BYTES, _NODE_BYTES, _HALO_NODE_BYTES, _METIS_EDGE_BYTES = 480 << 20, 36, 2
 
 
 def find_method(method: str | Method) -> Method:
-    """The method of that name, or the one that it is. Raises ValueError, TypeError."""
+    """The method of that name, or ``method`` itself. Raises ``ValueError``, ``TypeError``."""
     if isinstance(method, Method):
         return method
     if not isinstance(method, str):
@@ -52,7 +49,7 @@ def find_method(method: str | Method) -> Method:
 
 
 def check_balance(method: Method, balance: Iterable[str] | None) -> frozenset[str] | None:
-    """What is to be balanced. Raises ValueError for what is unknown or the method cannot do."""
+    """The kinds to balance. Raises ``ValueError`` for an unknown one or one beyond the method."""
     if balance is None:
         return None
     wanted = frozenset([balance] if isinstance(balance, str) else balance)
@@ -76,17 +73,13 @@ def assign(
     unbalanced: Callable[[np.ndarray], None] | None = None,
     progress: Progress = silent,
 ) -> np.ndarray:
-    """Part of every node: int [N], types in the order of `graph.num_nodes`.
+    """Part of every node: int [N], types in the order of `graph.num_nodes`, each balanced by
+    itself. The same arguments give the same result.
 
-    Each node type is balanced on its own. The same arguments give the same result.
-
-    Args:
-        method, balance, seed: as of `PartitionOptions`. unbalanced, progress: as of `CutOptions`.
-        scratch: where files that are larger than memory lie meanwhile; the system's temporary
-            folder by default.
-
-    Raises ValueError for what cannot be and for a graph that `GraphArrays.validate` refuses;
-    MissingDependencyError for what the method needs, PartitionError when it gives up.
+    ``method``, ``balance``, ``seed`` are as of `PartitionOptions`, ``unbalanced``, ``progress`` as
+    of `CutOptions`; ``scratch`` is for files larger than memory, by default the system's temporary
+    folder. Raises ValueError for what cannot be and for a graph that `GraphArrays.validate`
+    refuses; MissingDependencyError for what the method needs, PartitionError when it gives up.
     """
     found = find_method(method)
     wanted = check_balance(found, balance)
@@ -158,8 +151,8 @@ class PartitionOptions:
 
 
 def check_memory(graph: GraphArrays, options: PartitionOptions) -> None:
-    """Raises ``ValueError`` for a budget that is too small, and says what is needed: about the peak
-    of a run, as it was measured, with a tenth to spare."""
+    """Raise ``ValueError`` naming the need where ``options.memory`` is below it: the peak of a run
+    as it was measured, and a tenth."""
     a_node = _NODE_BYTES
     if options.balance and "halo" in options.balance:
         a_node = max(a_node, _HALO_NODE_BYTES + 8 * -(-options.num_parts // 64))

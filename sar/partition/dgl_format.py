@@ -1,8 +1,8 @@
 """Reader of DGL's binary layouts: tensor dictionaries (``*_feat.dgl``) and ``graph.dgl``.
 
-Files are mapped; nothing is copied until rows are asked for. They may come from anywhere: each
-count is compared with the bytes that are left before it is used, and every problem is a
-PartitionError that names the file. All integers in the files are little-endian.
+Files are mapped; rows are copied when asked for. All integers are little-endian. Files may come
+from anywhere: each count is compared with the bytes that are left before it is used, and every
+problem is a PartitionError that names the file.
 """
 
 from __future__ import annotations
@@ -41,13 +41,12 @@ DTYPES = {
 
 
 class _Cursor:
-    """Reads fields one after another, each compared with the bytes left in the file."""
+    """Reads fields in turn, each checked against the bytes that are left in the file."""
 
     def __init__(self, file: MappedFile):
         self.file, self.at = file, 0
 
     def need(self, is_good: object, problem: str) -> None:
-        """Raises ``PartitionError`` unless it is."""
         check(is_good, f"{self.file.path}: at byte {self.at}: {problem}")
 
     def _claim(self, count: int, what: str) -> int:
@@ -58,7 +57,6 @@ class _Cursor:
         return self.at - count
 
     def unpack(self, layout: str, what: str) -> tuple:
-        """Values of a little-endian struct layout."""
         layout = "<" + layout
         return struct.unpack_from(layout, self.file.map, self._claim(struct.calcsize(layout), what))
 
@@ -118,7 +116,6 @@ class _Cursor:
         return MappedColumn(self.file, self._claim(nbytes, what), dtype, tuple(shape))
 
     def named_arrays(self, what: str) -> dict[str, MappedColumn]:
-        """A vector of (name, array) pairs."""
         found: dict[str, MappedColumn] = {}
         for _ in range(self.length(what, 48)):
             name = self.text(f"a name in {what}")
@@ -127,7 +124,6 @@ class _Cursor:
         return found
 
     def index_arrays(self, names: Sequence[str], of: str) -> list[MappedColumn]:
-        """1-D int32 or int64 arrays."""
         arrays = []
         for what in (f"{name} of {of}" for name in names):
             found = self.array(what)
@@ -162,8 +158,8 @@ class Adjacency:
 
 @dataclass
 class GraphFile:
-    """The graph of one part as stored: homogeneous, inner and halo nodes and edges together, with
-    columns of all of them."""
+    """The stored graph of one part: homogeneous, inner and halo nodes and edges together, with
+    data."""
 
     file: MappedFile
     num_nodes: int
@@ -174,7 +170,6 @@ class GraphFile:
 
     @property
     def path(self) -> str:
-        """Of the file."""
         return self.file.path
 
     def edge_chunks(self, size: int) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
@@ -279,7 +274,7 @@ def _read_metagraph(cursor: _Cursor) -> None:
 
 
 def _read_matrix(cursor: _Cursor, layout: str, what: str) -> tuple[int, int, list[MappedColumn]]:
-    """Rows, columns, and pointers and indices, of COO row and column of each edge; edge ids."""
+    """Rows, columns, and the arrays: pointers and indices, or COO rows and columns; edge ids."""
     is_coo = layout == "coo"
     magic, names = CSR_MAGIC, ("pointers", "indices", "ids")
     if is_coo:

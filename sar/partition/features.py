@@ -1,7 +1,7 @@
 """Features of one part: a mapping from names to tensors that stay in their file until read.
 
-Keys are integers that name the nodes and edges of a graph alike, however it is cut. Random numbers
-are made from them (:mod:`sar.kernels.keyed`), so that they stay with their node or edge.
+Keys are integers that name nodes and edges alike, however the graph is cut. Random numbers are made
+from them (:mod:`sar.kernels.keyed`), so that they stay with their node or edge.
 """
 
 from __future__ import annotations
@@ -40,11 +40,10 @@ class FeatureStore(MutableMapping):
         self._items: dict[str, Column | Tensor | Callable[[], Tensor]] = dict(columns or {})
 
     def map(self, name: str, rows: Column) -> None:
-        """Adds a feature that is read from ``rows`` at each access."""
         self._items[name] = rows
 
     def synthesize(self, name: str, make: Callable[[], Tensor]) -> None:
-        """Adds a feature that ``make()`` computes at each access."""
+        """Add a feature that ``make()`` computes at each access."""
         self._items[name] = make
 
     def __iter__(self) -> Iterator[str]:
@@ -108,9 +107,7 @@ class FeatureStore(MutableMapping):
     ) -> RowFile:
         """A feature in a temporary file in ``folder``, written block by block, never in memory.
 
-        Args:
-            dtype: what it is converted to; its own by default.
-            change: what is done to each block of rows after that.
+        Each block is cast to ``dtype`` (default: its own) and then given to ``change``.
         """
         stored, shape = self.info(name)
         dtype, read = dtype or stored, self.reader(name)
@@ -125,14 +122,14 @@ class FeatureStore(MutableMapping):
 
 
 class UnknownFeature(KeyError):
-    """Shown as it is written; a ``KeyError`` is shown quoted."""
+    """A ``KeyError`` that is shown as it is written, not quoted."""
 
     def __str__(self) -> str:
         return str(self.args[0])
 
 
 def _unknown(name: object, known: list[str]) -> str:
-    """What there is instead, the nearest first: names with or without their type."""
+    """The message: the nearest known name, with or without its type, and all known ones."""
     word = str(name)
     bare = {one: one.rpartition("/")[2] for one in known}
     near = [one for one in known if bare[one] == word.rpartition("/")[2]]
@@ -151,9 +148,8 @@ def _is_mask(name: str, dtype: torch.dtype) -> bool:
 class Keys:
     """The keys of one part's nodes and edges, made at first need and kept.
 
-    The original ids where the partitioning holds them (``orig_id``, ``orig_eid``), those of one
-    type behind those of the types before; else the partitioning's own ids, which another
-    cut of the graph does not share.
+    Original ids (``orig_id``, ``orig_eid``) where the partitions hold them, the types one behind
+    the other; else the partitioning's own ids, which another cut of the graph does not share.
     """
 
     def __init__(self, data: PartitionData) -> None:
@@ -173,11 +169,8 @@ class Keys:
         return sum(map(self._book.num_nodes, earlier))
 
     def node_names(self, ntype: str) -> tuple[Tensor, str]:
-        """int64 [n] ids that name the part's nodes of a type, and what numbers them so.
-
-        Original ids inside the type and ``"original"``; where the partitioning does not hold them,
-        its own ids and its digest.
-        """
+        """int64 [n] ids of the part's nodes of a type, and a name of their numbering: original ids
+        inside the type and ``"original"``, or the partitioning's own ids and its digest."""
         if f"{ntype}/{ORIG_ID}" not in self._stores[0]:
             return self.nodes(ntype).long(), self._book.digest()
         return self.nodes(ntype).long() - self._before(ntype), ORIGINAL
@@ -192,11 +185,8 @@ class Keys:
         return self._known[etype]
 
     def loops(self, etype: EType, times: int) -> Tensor:
-        """int32 or int64 [n], below 0: keys of self loops that were added to the part's nodes.
-
-        Args:
-            times: how often loops were added to the graph before.
-        """
+        """int32 or int64 [n], below 0: keys of self loops added to the part's nodes, after loops
+        were added ``times`` times before."""
         book = self._book
         layer = book.canonical_etypes.index(etype) + times * len(book.canonical_etypes)
         return _narrow(-1 - layer * book.num_nodes() - self.nodes(etype[0]).long())
@@ -220,6 +210,5 @@ def _keys(store: FeatureStore, name: str, before: int, own: np.ndarray) -> Tenso
 
 
 def _narrow(keys: Tensor) -> Tensor:
-    """As int32 where all fit."""
     fits = not len(keys) or (int(keys.min()) >= _INT32.min and int(keys.max()) <= _INT32.max)
     return keys.int() if fits else keys

@@ -1,8 +1,7 @@
 """Partitions of PyG and GraphLearn, renumbered so that they load as DGL's do.
 
-They keep original ids, and a table of the part of each node. Here the nodes of a type are numbered
-part after part, inside a part by original id, and so are edges; ``orig_id`` and ``orig_eid`` keep
-the original ids. Loading needs 4 bytes per node of the graph and about 80 per inner edge.
+Here nodes (and edges) of a type are numbered part after part, inside a part by original id, which
+``orig_id`` and ``orig_eid`` keep. Loading needs 4 bytes per node and about 80 per inner edge.
 """
 
 from __future__ import annotations
@@ -48,10 +47,8 @@ def open_folder(path: str | os.PathLike) -> PartitionFolder:
 
 
 def read_foreign_book(path: str | os.PathLike) -> PartitionBook:
-    """Who owns what, from the tables of nodes and the files of all parts' edges.
-
-    Raises ``PartitionError`` for files that are missing, damaged or contradict each other.
-    """
+    """The book, from the tables of nodes and the files of all parts' edges.
+    Raises ``PartitionError`` for files that are missing, damaged or contradict each other."""
     folder = open_folder(path)
     nodes = np.zeros((folder.num_parts, len(folder.ntypes)), np.int64)
     for column, ntype in enumerate(folder.ntypes):
@@ -95,7 +92,6 @@ def _owner_blocks(folder: PartitionFolder, ntype: str) -> Iterator[tuple[int, np
 
 
 def _checked(ids: np.ndarray, total: int, where: str) -> np.ndarray:
-    """Raises ``PartitionError`` for ids outside ``[0, total)``."""
     low, high = (ids.min(), ids.max()) if ids.size else (0, -1)
     is_good = 0 <= low and high < total
     check(is_good, f"{where}: ids run from {low} to {high}, expected 0 to {total - 1}")
@@ -105,8 +101,8 @@ def _checked(ids: np.ndarray, total: int, where: str) -> np.ndarray:
 def load_foreign_part(
     book: PartitionBook, part: int
 ) -> tuple[dict[EType, ShardEdges], FeatureStore, FeatureStore]:
-    """Edges, on the CPU, and features of nodes and edges of a part of the folder that a book was
-    read from. Raises as :func:`read_foreign_book`."""
+    """Edges, on the CPU, and features of nodes and edges of a part of the book's folder.
+    Raises as :func:`read_foreign_book`."""
     check_int32(book, part)
     folder = open_folder(book.json_path)
     tables: dict[str, _Table] = {}
@@ -127,8 +123,8 @@ def load_foreign_part(
 def read_foreign_node_features(
     book: PartitionBook, part: int, folder: PartitionFolder | None = None
 ) -> FeatureStore:
-    """The features of a part's nodes alone: those of the files, and of the user's beside them,
-    which has rows by original id. Raises as :func:`read_foreign_book`."""
+    """Node features of a part: those in its files, and columns of ``node_data.npz`` beside them,
+    whose rows are by original id. Raises as :func:`read_foreign_book`."""
     folder = folder or open_folder(book.json_path)
     features, beside = FeatureStore(), Path(folder.path, NODE_DATA)
     extra: dict[str, dict[str, Tensor]] = {}
@@ -169,7 +165,7 @@ def _own_edges(
     """The edges of a type that end in a part, by ascending original id; int64 [E] these ids, and
     places as ``edge_features`` of a folder takes them.
 
-    From the part's files, or from all parts' where edges are not kept by destination.
+    Read from the part's files, or from all parts' where edges are not kept by destination.
     """
     count, total = book.part_edges(etype, part), book.num_edges(etype)
     (src_owner, src_row), (dst_owner, dst_row) = tables[etype[0]], tables[etype[2]]

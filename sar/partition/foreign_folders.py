@@ -1,4 +1,4 @@
-"""Partitions as PyG's ``Partitioner`` and GraphLearn-for-PyTorch write them: by original ids."""
+"""Folders of PyG's ``Partitioner`` and GraphLearn-for-PyTorch, read by original ids."""
 
 from __future__ import annotations
 
@@ -34,17 +34,14 @@ class StoredEdges(NamedTuple):
 
 
 class _Folder:
-    """Partitions as a format keeps them.
+    """Partitions in one format, told by the file ``META``; ``ntypes`` and ``etypes`` are sorted by
+    name, as DGL does. ``by_destination``: a part's files hold the edges that end in its nodes, and
+    no others.
 
-    Attributes:
-        META: the file that tells of them. kind: a word for the format.
-        ntypes, etypes: sorted by name, as DGL does.
-        by_destination: whether a part's files hold the edges that end in its nodes, and no others.
-
-    A format has :meth:`edges`, what a part's files hold; ``node_features(ntype, part, ids)`` and
-    ``edge_features(etype, part, eids, places)``: by name, the rows of a part's nodes or edges, by
-    ascending original ids. ``places`` are the edges' positions in the part's files, or in those of
-    all parts one behind the other where edges are not kept by destination.
+    A format has :meth:`edges`, and ``node_features(ntype, part, ids)`` and
+    ``edge_features(etype, part, eids, places)``: columns by name, rows by ascending original id.
+    ``places`` are the edges' positions in the part's files, or in those of all parts one behind the
+    other where edges are not kept by destination.
     """
 
     META: ClassVar[str]
@@ -68,7 +65,7 @@ class _Folder:
         self.ntypes, self.etypes = sorted(ntypes), sorted(self._stored_etypes)
 
     def _below(self, *names: str, kind: str) -> str:
-        """A path in the folder, whose last name is the type where there are several."""
+        """A path in the folder; the type is its last name where there are several."""
         return os.path.join(self.path, *names, *([kind] if self._is_hetero else []))
 
     def owners(self, ntype: str) -> MappedColumn:
@@ -92,7 +89,6 @@ class PygFolder(_Folder):
         super().__init__(path, meta, bool(_entry(meta, "is_hetero", str(where))))
 
     def edges(self, etype: EType, part: int) -> StoredEdges:
-        """int64 each."""
         path, own = self._read(part, "graph.pt", etype)
         src = _integers(_entry(own, "row", path), f"{path}: row")
         dst, eid = (
@@ -138,7 +134,7 @@ class PygFolder(_Folder):
     def _read(
         self, part: int, name: str, kind: str | EType, default: Any = None
     ) -> tuple[str, Any]:
-        """A file's path and what it holds of a type; of the last one that was read it is kept."""
+        """A file's path and what it holds of a type; the file that was read last is kept."""
         path = os.path.join(self.path, f"part_{part}", name)
         if self._latest[:2] != (part, name):
             self._latest = part, name, read_saved(path)
@@ -162,10 +158,9 @@ def _features(own: Any, path: str, order: np.ndarray) -> Columns:
 
 
 class GltFolder(_Folder):
-    """A folder of GraphLearn.
+    """A folder of GraphLearn, whose features are pickles and read into memory.
 
-    Edges lie with their sources or their destinations, which the files do not tell, so that each
-    part reads them all. Features come in pickles, from which they are read into memory.
+    Edges lie with their sources or their destinations, the files do not tell: each part reads all.
     """
 
     META, kind, by_destination = "META", "glt", False
@@ -176,7 +171,6 @@ class GltFolder(_Folder):
         super().__init__(path, meta, _entry(meta, "data_cls", where) == "hetero")
 
     def edges(self, etype: EType, part: int) -> StoredEdges:
-        """int64 each."""
         check(
             os.path.isdir(os.path.join(self.path, f"part{part}", "graph")),
             f"{self.path}: part{part} has no folder 'graph'; a graph that was partitioned with "
@@ -247,7 +241,6 @@ def _collect(folders: Sequence[str], wanted: np.ndarray) -> Tensor:
 
 
 def _runs(folder: str) -> Iterator[tuple[np.ndarray, Tensor]]:
-    """Ids and rows, run after run, as they were appended."""
     names = [f"{folder}{name}.pkl" for name in ("ids", "feats")]
     ids, feats = map(read_pickles, names)
     for known in ids:
@@ -262,7 +255,6 @@ def _runs(folder: str) -> Iterator[tuple[np.ndarray, Tensor]]:
 
 
 def _in_order(source: MappedColumn, order: np.ndarray) -> Column:
-    """The rows of ``source`` in ``order``; itself where it has them so."""
     if len(order) == len(source) and np.array_equal(order, np.arange(len(order))):
         return source
     return SelectedColumn([source], order)
@@ -273,7 +265,7 @@ def _integers_of(path: str, count: int | None = None) -> MappedColumn:
 
 
 def _integers(value: Any, where: str, count: int | None = None) -> MappedColumn:
-    """``value``, if it is a tensor of integers in one column, of ``count`` rows if given."""
+    """``value``, checked to be one column of integers, of ``count`` rows if given."""
     is_column = isinstance(value, MappedColumn) and len(value.shape) == 1
     is_good = is_column and not (value.dtype.is_floating_point or value.dtype.is_complex)
     check(is_good, f"{where}: got {value!r:.80}, expected integers in one column")
@@ -282,14 +274,12 @@ def _integers(value: Any, where: str, count: int | None = None) -> MappedColumn:
 
 
 def _rows_of(value: Any, where: str, count: int) -> MappedColumn:
-    """``value``, if it is a tensor of ``count`` rows."""
     is_good = isinstance(value, MappedColumn) and value.shape and len(value) == count
     check(is_good, f"{where}: got {value!r:.80}, expected {count} rows")
     return value
 
 
 def _entry(content: Any, key: Any, where: str) -> Any:
-    """What a dictionary of a file holds under ``key``."""
     if not isinstance(content, Mapping) or key not in content:
         there = sorted(map(str, content)) if isinstance(content, Mapping) else type(content)
         raise PartitionError(f"{where}: holds {there!s:.200}, expected a dictionary with {key!r}")

@@ -72,7 +72,7 @@ def _joint_book(book: PartitionBook) -> PartitionBook:
 
 
 def _joint_edges(data: PartitionData) -> ShardEdges:
-    """Edges grouped by the source's part, inside it by type: in ascending position."""
+    """Edges grouped by the source's part, then by type, then by ascending position."""
     book, part = data.book, data.part_id
     edge_start = int(book.edge_ranges[book.canonical_etypes[0]][part, 0])
     rows: list[tuple[Tensor, Tensor, Tensor]] = []
@@ -91,12 +91,12 @@ def _joint_edges(data: PartitionData) -> ShardEdges:
 
 
 def _start(book: PartitionBook, ntype: str, part: int) -> int:
-    """Where a type's rows begin among all rows of a part."""
+    """First row of a type among all rows of a part."""
     return int(book.node_ranges[ntype][part, 0]) - book.part_ranges[part][0]
 
 
 def _joint_features(store: FeatureStore, counts: dict[str, int], joint: str) -> FeatureStore:
-    """Features that every type with rows has alike, and the type of each row."""
+    """Features that all types with rows share in dtype and width, and the type of each row."""
     found = FeatureStore()
     features = [key.rpartition("/")[2] for key in store if "/" in key]
     for feature in dict.fromkeys(features):
@@ -112,7 +112,7 @@ def _joint_features(store: FeatureStore, counts: dict[str, int], joint: str) -> 
 
 
 class _Joined(Column):
-    """A feature of several types, of one kind, in their order."""
+    """One feature of several types, one behind the other."""
 
     def __init__(self, store: FeatureStore, keys: list[str]) -> None:
         self._store, self._keys = store, keys
@@ -123,7 +123,6 @@ class _Joined(Column):
     def read(
         self, start: int = 0, stop: int | None = None, dtype: torch.dtype | None = None
     ) -> Tensor:
-        """Types without any of the rows are not read."""
         stop, dtype = len(self) if stop is None else stop, dtype or self.dtype
         parts, first = [self._store.rows(self._keys[0], 0, 0).to(dtype)], 0
         for key, size in zip(self._keys, self._sizes, strict=True):

@@ -1,6 +1,6 @@
 """Loading one part: its shards, and its features as lazy mappings over the files.
 
-Files are compared with their digests, and get some where they have none.
+Files are compared with their digests; :func:`add_digests` writes some where there are none.
 """
 
 from __future__ import annotations
@@ -74,11 +74,9 @@ class PartitionData:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
     def num_nodes(self, ntype: str) -> int:
-        """Inner nodes of a type."""
         return self.book.part_nodes(ntype, self.part_id)
 
     def num_edges(self, etype: str | tuple[str, ...]) -> int:
-        """Inner edges of a type."""
         return self.book.part_edges(etype, self.part_id)
 
     @cached_property
@@ -149,11 +147,10 @@ def load_partition(
     """Loads part ``part_id`` of a partitioned graph; local, without communication.
 
     Edges go to ``device``; features stay in their files until they are read. While it runs, it
-    needs less than 2.5 times the 12 bytes per inner edge that stay. In place of a JSON it takes a
-    folder that PyG or GraphLearn wrote (see docs/formats.md), for which it needs more.
-
-    Where the JSON holds digests (see docs/formats.md), the structure is compared with them here,
-    and each feature when all of it has been read for the first time, or here with ``verify``.
+    needs less than 2.5 times the 12 bytes per inner edge that stay; for a folder that PyG or
+    GraphLearn wrote more (see docs/formats.md). Where the JSON holds digests, the structure is
+    compared with them here, and each feature when all of it has been read for the first time, or
+    here with ``verify``.
 
     Raises PartitionError when a file is missing, damaged, changed meanwhile or contradicts the
     JSON, and with ``verify`` for partitions without digests, of which part 0 warns otherwise;
@@ -194,17 +191,15 @@ def _load_own(
 
 
 def read_node_features(book: PartitionBook, part_id: int) -> FeatureStore:
-    """The features of a part's nodes alone; of their file only the headers are read.
-
-    Raises PartitionError as :func:`load_partition`.
-    """
+    """The features of a part's nodes alone; of their file only the headers are read. Raises as
+    :func:`load_partition`."""
     if book.is_foreign:
         return read_foreign_node_features(book, part_id)
     return FeatureStore(read_features(book, part_id, "node_feats"))
 
 
 def read_features(book: PartitionBook, part_id: int, key: str) -> dict[str, MappedColumn]:
-    """Mapped features with full names, rows checked against the book; none without a file."""
+    """Mapped features by full name, rows checked against the book; none without a file."""
     if key not in book.files[part_id]:
         return {}
     path = book.files[part_id][key]
@@ -233,7 +228,7 @@ def read_features(book: PartitionBook, part_id: int, key: str) -> dict[str, Mapp
 
 
 def verify_graph(book: PartitionBook, graph: GraphFile) -> None:
-    """The graph's file against its digest, where there is one."""
+    """Compare the graph's file with its digest, where there is one. Raises ``PartitionError``."""
     known, file = book.digest_of(graph.path), graph.file
     if known is not None and (file.size != known.size or file.digest() != known.digest):
         raise PartitionError(
@@ -243,7 +238,8 @@ def verify_graph(book: PartitionBook, graph: GraphFile) -> None:
 
 
 def _expect(book: PartitionBook, path: str, columns: dict[str, MappedColumn]) -> None:
-    """Names, dtypes and shapes against the digests', where there are some; contents when read."""
+    """Compare names, dtypes and shapes with the digests' now, where there are some; contents when
+    read."""
     told = book.digest_of(path)
     if told is None:
         return
@@ -268,14 +264,9 @@ def _expect(book: PartitionBook, path: str, columns: dict[str, MappedColumn]) ->
 def differing(
     path: str | os.PathLike, watch: Callable[[Iterable[int]], Iterable[int]] = iter
 ) -> tuple[list[str], int]:
-    """What is not as it was written, in words that begin with the file's name; and how many files
-    there are.
-
-    Args:
-        watch: gets the numbers of the parts and gives them out again, such as a progress bar.
-
-    Raises ``PartitionError`` for a JSON that is not there, and for one without digests.
-    """
+    """What differs from the digests, in words that begin with the file's name; and the number of
+    files. ``watch`` gets the numbers of the parts and gives them out again, as a progress bar does.
+    Raises ``PartitionError`` for a JSON that is not there, and for one without digests."""
     try:
         book = read_book(path)
     except PartitionError as error:
@@ -301,10 +292,9 @@ def differing(
 def add_digests(path: str | os.PathLike, progress: Progress = silent) -> int:
     """Write digests into the JSON of partitions that have none; returns of how many files.
 
-    All parts are loaded before, so that damage that is there is not taken for what was written.
-
-    Raises ``PartitionError`` for what does not load, has digests, or has no place for them;
-    ``OSError`` that names the JSON where it cannot be written.
+    All parts are loaded before, so that damage is not taken for what was written. Raises
+    ``PartitionError`` for what does not load, has digests or no place for them, and ``OSError``
+    naming the JSON where it cannot be written.
     """
     book = read_book(path)
     if book.is_foreign:

@@ -46,19 +46,14 @@ def silent(what: str, done: int, total: int) -> None:
 
 
 class Counter:
-    """How much of one thing is done.
-
-    Args:
-        what: a name of those above.
-        total: in the end; 0: unknown.
-    """
+    """How much of one thing is done: ``what`` is a name of those above, a ``total`` of 0 is
+    unknown."""
 
     def __init__(self, progress: Progress, what: str, total: int = 0) -> None:
         self._progress, self._what, self._total, self._done = progress, what, total, 0
         progress(what, 0, total)
 
     def add(self, count: int) -> None:
-        """So much more is done."""
         self._done += count
         self._progress(self._what, self._done, self._total)
 

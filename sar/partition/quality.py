@@ -52,7 +52,6 @@ class CutQuality:
 
     @property
     def cut_share(self) -> float:
-        """Cut edges over edges; 0 for a graph without edges."""
         return int(self.cut_edges.sum()) / max(1, int(self.edges.sum()))
 
     @property
@@ -121,15 +120,12 @@ def measure(
     cover: bool = False,
     progress: Progress = silent,
 ) -> CutQuality:
-    """Count what ``parts`` makes of ``graph``.
+    """Count what ``parts``, integers [N], types in the order of ``graph.num_nodes``, makes of
+    ``graph``.
 
-    Edges are read once, in blocks. Memory is about 2 + P / 8 bytes per node: the part of each node
-    (two bytes for more than 256 parts), a bit for each part that needs it, and training nodes.
-
-    Args:
-        parts: integers [N], the part of every node, types in the order of ``graph.num_nodes``.
-        cover: count the fewest rows of sums as well; takes about 100 bytes per cut edge, and longer
-            than all the rest.
+    Edges are read once, in blocks. Memory is about 2 + P / 8 bytes per node: its part (two bytes
+    for more than 256 parts), a bit for each part that needs it, and training nodes. ``cover`` also
+    counts the fewest rows of sums: about 100 bytes per cut edge, and longer than all the rest.
 
     Raises ValueError for parts of a wrong length or out of range, and for edges of unknown nodes.
     """
@@ -169,7 +165,7 @@ def measure(
 
 
 def _narrow(parts: np.ndarray, num_nodes: int, num_parts: int) -> np.ndarray:
-    """The parts in as few bytes as hold them, checked."""
+    """The parts, checked, in the smallest dtype that holds them."""
     if num_parts < 1:
         raise ValueError(f"num_parts is {num_parts}, expected 1 or more")
     if parts.shape != (num_nodes,) or parts.dtype.kind not in "iu":
@@ -188,15 +184,15 @@ def _narrow(parts: np.ndarray, num_nodes: int, num_parts: int) -> np.ndarray:
 
 
 def _own(graph: GraphArrays, owner: np.ndarray, ntype: str) -> np.ndarray:
-    """The parts of one type's nodes."""
     first = graph.node_offsets()[ntype]
     return owner[first : first + graph.num_nodes[ntype]]
 
 
 @compiled
 def _mark(src, dst, src_owner, dst_owner, needed, words, edges, cut):
-    """Add the parts' ``edges`` and ``cut`` ones, and set in the words of each source, ``needed``
-    [N * words], the bits of parts that need it. Returns the first edge of no nodes, or -1."""
+    """Add to each part's ``edges`` and ``cut`` ones, and set in the words of each source,
+    ``needed`` [N * words], the bits of parts that need it. Returns the first edge of no nodes, or
+    -1."""
     for edge in range(len(src)):
         start, end = src[edge], dst[edge]
         if start < 0 or start >= len(src_owner) or end < 0 or end >= len(dst_owner):
@@ -232,7 +228,7 @@ def _histogram(owner: np.ndarray, num_parts: int) -> Counts:
 
 
 def _fewest(graph: GraphArrays, owner: np.ndarray, num_parts: int) -> Counts:
-    """See :class:`CutQuality`; one edge type after another, its cut edges in memory."""
+    """[P, P] ``CutQuality.fewest``; edge type after edge type, its cut edges in memory."""
     found = np.zeros((num_parts, num_parts), dtype=np.int64)
     for etype, pair in graph.edges.items():
         one = GraphArrays(graph.name, graph.num_nodes, {etype: pair})
@@ -254,5 +250,5 @@ def _fewest(graph: GraphArrays, owner: np.ndarray, num_parts: int) -> Counts:
 
 
 def _bounds(parts: np.ndarray, num_parts: int) -> list[int]:
-    """Where each part's rows begin among ascending parts, and the last end."""
+    """[P + 1] where each part begins among ascending ``parts``, and the end."""
     return np.searchsorted(parts, np.arange(num_parts + 1)).tolist()

@@ -1,4 +1,4 @@
-"""Imports DGL where it is needed, with an error that says for what."""
+"""DGL, imported where it is needed, with an error that says for what."""
 
 import sys
 
@@ -6,7 +6,6 @@ from sar.errors import MissingDependencyError
 
 
 def where_to_get_dgl() -> str:
-    """What to do about a DGL that is not installed."""
     if sys.version_info < (3, 12):
         return "pip install dgl==1.1.3"
     return f"its wheels end at Python 3.11, and this is {sys.version_info[0]}.{sys.version_info[1]}"

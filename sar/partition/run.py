@@ -167,7 +167,7 @@ def _open(source: Any, scratch: Path, allow_nan: bool, progress: Progress) -> Op
 
 
 class _Cut(NamedTuple):
-    """Who owns which node, and what `Partitioned` says of it."""
+    """Int [N] parts of the nodes, and the fields of `Partitioned` that tell of the cut."""
 
     parts: np.ndarray
     before: CutQuality | None = None
@@ -210,21 +210,20 @@ def _cut(
 
 
 def _key(graph: GraphArrays, options: PartitionOptions, progress: Progress) -> str:
-    """Of all that the cut depends on."""
+    """A digest of all that the cut depends on."""
     balance = None if options.balance is None else sorted(options.balance)
     about = [_VERSION, graph_digest(graph, progress), options.num_parts, options.method]
     return xxhash.xxh3_128_hexdigest(repr([*about, balance, options.seed]))
 
 
 def _forget(kept: Path) -> None:
-    """The files that interrupted runs left."""
     for path in kept.iterdir():
         if _KEPT.fullmatch(path.name):
             path.unlink()
 
 
 def _read_arrays(path: Path, shape: tuple[int, ...]) -> dict[str, np.ndarray]:
-    """What is there; nothing for what is damaged, or not there."""
+    """Integer arrays of ``shape`` from an ``.npz``; none where it is damaged or not there."""
     try:
         with np.load(path, allow_pickle=False) as archive:
             if archive.zip.testzip() is not None:

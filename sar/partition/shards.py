@@ -1,6 +1,6 @@
 """Shards: the inner edges of a part, grouped by the part of their source.
 
-A part's graph file is streamed in chunks, and each edge is put where its id says. Beyond the int32
+A part's graph file is streamed in chunks, and each edge goes where its id says. Beside the int32
 arrays that stay this needs one chunk, 14 bytes for each inner edge and 10 for each local node.
 """
 
@@ -41,7 +41,6 @@ class ShardEdges:
     offsets: list[int]
 
     def to(self, device: torch.device | str) -> ShardEdges:
-        """The same edges on ``device``."""
         src, dst, eid = self.src.to(device), self.dst.to(device), self.eid.to(device)
         return ShardEdges(src, dst, eid, self.offsets)
 
@@ -49,8 +48,9 @@ class ShardEdges:
 def next_places(
     runs: Iterable[tuple[int, np.ndarray]], at: np.ndarray
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Of each run, ``(first position, parts)``: positions of the items, part after part, and their
-    places, each the next one of its part. ``at``, int64 [P], has the first ones and moves on."""
+    """For runs ``(first position, parts)`` of items: positions of a run's items, sorted by part,
+    and the next free place in its part for each. int64 [P] ``at`` has the first places and moves
+    on."""
     for low, parts in runs:
         sizes = np.bincount(parts, minlength=len(at))
         first = at - (sizes.cumsum() - sizes)
@@ -59,8 +59,8 @@ def next_places(
 
 
 def group_by_source(ends: np.ndarray, owner: np.ndarray, num_parts: int) -> ShardEdges:
-    """Edges in ascending id, of which ``ends``, int32 [2, E], are rows and ``owner``, int [E], the
-    parts of the sources."""
+    """Group edges in ascending id: int32 [2, E] ``ends`` are their rows, int [E] ``owner`` the
+    parts of their sources."""
     runs = [(low, owner[low:high]) for low, high in blocks(len(owner), size=CHUNK_EDGES)]
     counts = sum((np.bincount(run, minlength=num_parts) for _, run in runs), np.zeros(num_parts))
     offsets = [0, *np.cumsum(counts, dtype=np.int64).tolist()]
@@ -72,7 +72,7 @@ def group_by_source(ends: np.ndarray, owner: np.ndarray, num_parts: int) -> Shar
 
 
 def check_int32(book: PartitionBook, part: int) -> None:
-    """Raises PartitionError for more nodes or edges of a type in a part than int32 counts."""
+    """Raise PartitionError for more nodes or edges of a type in a part than int32 counts."""
     if len(book.ntypes) > MAX_NTYPES:
         raise PartitionError(
             f"{book.json_path}: has {len(book.ntypes)} node types, expected at most {MAX_NTYPES}"
@@ -92,8 +92,8 @@ def check_int32(book: PartitionBook, part: int) -> None:
 def build_shards(book: PartitionBook, part: int, graph: GraphFile) -> dict[EType, ShardEdges]:
     """Shards per canonical edge type from a part's graph file, everything checked against the book.
 
-    Raises PartitionError for ids, flags, types or part ids that contradict the JSON, for edges
-    that are missing or doubled, and for a type with 2^31 or more nodes or edges in a part.
+    Raises PartitionError for ids, flags, types or part ids that contradict the JSON, for edges that
+    are missing or doubled, and for a type with 2^31 or more nodes or edges in a part.
     """
     check_int32(book, part)
     _check_columns(graph, book)
@@ -106,7 +106,7 @@ def build_shards(book: PartitionBook, part: int, graph: GraphFile) -> dict[EType
 
 
 def _check_columns(graph: GraphFile, book: PartitionBook) -> None:
-    """The columns that DGL's partitioner writes are there, one integer per row."""
+    """Check that the columns of DGL's partitioner are there, one integer per row."""
     typed = [] if book.is_homogeneous else ["_TYPE"]
     for what, data, names in (
         ("node", graph.node_data, ["_ID", "inner_node", *typed]),
@@ -147,7 +147,7 @@ class _PartReader:
         return PartitionError(f"{self.graph.path}: {text}")
 
     def _read_nodes(self) -> None:
-        """Where every local node lives; inner nodes come first with exactly the JSON's ids."""
+        """Fill type, part and row of local nodes; inner nodes come first, with the JSON's ids."""
         count = self.graph.num_nodes
         if count < self.num_inner:
             raise self._error(
@@ -187,7 +187,7 @@ class _PartReader:
         return nids
 
     def _compare(self, name: str, low: int, expected: np.ndarray) -> None:
-        """A stored column of nodes, where there is one, equals what the book's ranges say."""
+        """Check a stored column of nodes, where there is one, against the book's ranges."""
         column: MappedColumn | None = self.graph.node_data.get(name)
         if column is None:
             return
@@ -200,7 +200,7 @@ class _PartReader:
             )
 
     def shards(self) -> dict[EType, ShardEdges]:
-        """Edges are placed by ascending id, then each type's are grouped."""
+        """Place edges by ascending id, then group each type's."""
         low, count = int(self.bounds[0]), int(self.bounds[-1] - self.bounds[0])
         ends = np.empty((2, count), np.int32)
         # The fewer its bits, the faster parts are sorted.
@@ -227,7 +227,7 @@ class _PartReader:
         return found
 
     def _inner_edges(self) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        """Local sources and destinations and global ids, checked; edges of other parts left out."""
+        """Local sources and destinations and global ids of inner edges, checked, chunk by chunk."""
         data = self.graph.edge_data
         for src, dst, ids in self.graph.edge_chunks(CHUNK_EDGES):
             keep = data["inner_edge"].ints_at(ids) != 0
@@ -262,7 +262,6 @@ class _PartReader:
         return np.searchsorted(self.bounds[:-1], eids, side="right") - 1
 
     def _check_stored_types(self) -> None:
-        """Stored types of inner edges, where there are some, agree with their ids."""
         data = self.graph.edge_data
         if "_TYPE" not in data:
             return

@@ -21,27 +21,14 @@ def summarize(
 ) -> dict:
     """Sizes, halo, cut, balance and features of a partitioned graph, as JSON-able values.
 
-    Keys: ``graph_name num_parts part_method halo_hops digest``; ``num_nodes num_edges cut_edges
-    halo_nodes boundary_nodes train_nodes`` (whole graph); ``nodes`` and ``edges`` (per type
-    ``total`` and ``per_part``; edges also ``cut_per_part``); ``parts`` (per part ``num_nodes
-    num_edges cut_edges halo_nodes boundary_nodes train_nodes``); ``rows`` (P lists of P: at [p][q]
-    the rows that part p receives from part q: ``halo``; the ``fewest`` of sums; the ``ended``, as
-    counted in ``end_rows``); ``sum_rows`` (rows that travel for a sum over each relation:
-    ``pulled`` as they are, or the ``fewest`` with partial sums, and the share ``saved``);
-    ``end_rows`` (rows in which cut edges end, by relation and once for each part of their sources,
-    to which attention may send them); ``node_balance edge_balance halo_balance boundary_balance
-    train_balance`` (largest part over the mean part, 1 is even); ``node_features`` and
-    ``edge_features`` (per name ``dtype`` and ``shape`` of one row).
+    `docs/formats.md` (JSON of ``sar inspect``) has the table of keys. An edge is cut when its
+    source lies in another part. Halo nodes are a part's different remote sources, so a node counts
+    once for each part that receives it; boundary nodes are inner nodes that some other part
+    receives.
 
-    An edge is cut when its source lies in another part. Halo nodes are a part's different remote
-    sources, so a node counts once for each part that receives it; boundary nodes are inner nodes
-    that some other part receives. ``train_nodes`` and their balance are ``None`` without a
-    ``train_mask``. Parts are read one after another; a byte for each node stays in memory.
-
-    Args:
-        watch: gets the numbers of the parts and gives them out again, such as a progress bar.
-
-    Raises PartitionError for bad files.
+    Parts are read one after another; a byte for each node stays in memory. ``watch`` gets the
+    numbers of the parts and gives them out again, as a progress bar does. Raises PartitionError for
+    bad files.
     """
     book = read_book(json_path)
     count = _Count(book)
@@ -51,11 +38,10 @@ def summarize(
 
 
 class _Count:
-    """What is counted while parts are read: ``rows``, [P, P], and the rest of the summary.
+    """The numbers of the summary, counted part by part; [P, P] ``rows`` as in `summarize`.
 
-    Attributes:
-        needed: of each type, for each part a bool for each of its nodes: another one needs it.
-        has_train: some part has training nodes, or could have.
+    ``needed`` has for each type and part a bool [n]: another part needs the node. ``has_train``
+    says that some part has a ``train_mask``.
     """
 
     def __init__(self, book: PartitionBook) -> None:
@@ -70,7 +56,6 @@ class _Count:
         self.features: dict[str, dict] = {"node_features": {}, "edge_features": {}}
 
     def add(self, data: PartitionData) -> None:
-        """Count one part."""
         part, book = data.part_id, self.book
         for etype, shard in data.edges.items():
             sizes = list(map(len, self.needed[etype[0]]))
@@ -92,7 +77,7 @@ class _Count:
                     features.setdefault(name, {"dtype": kind, "shape": list(shape[1:])})
 
     def _add_peer(self, data: PartitionData, peer: int) -> None:
-        """Count the rows that come from one other part."""
+        """Count the rows that part ``data`` receives from ``peer``."""
         together: dict[str, np.ndarray] = {}
         for etype, shard in data.edges.items():
             own, ntype = slice(*shard.offsets[peer : peer + 2]), etype[0]
@@ -107,7 +92,6 @@ class _Count:
             self.needed[ntype][peer] |= used
 
     def described(self) -> dict:
-        """The summary, when all parts have been added."""
         book, rows = self.book, self.rows
         nodes = {ntype: np.array(list(map(len, own))) for ntype, own in self.needed.items()}
         edges = {etype: np.diff(book.edge_ranges[etype], axis=1)[:, 0] for etype in self.cuts}

@@ -47,13 +47,12 @@ class Transforms:
 def transform(
     graph: GraphArrays, wanted: Transforms, folder: Path, progress: Progress = silent
 ) -> GraphArrays:
-    """The graph with other edges; ``folder`` is made and holds them.
+    """The graph with ``wanted`` done to its edges, which lie in the new ``folder``.
 
     With ``symmetrise`` and ``drop_duplicates`` edges are ordered by destination, then source; else
-    those that are added come last. An edge that was turned has the data of the one it comes from.
-
-    Raises ``ValueError`` for a relation ``rev_..`` that is there already and for 2^31 nodes of a
-    type, ``OSError`` that names a file.
+    those that are added come last. A turned edge has the data of the one it comes from. Raises
+    ``ValueError`` for a relation ``rev_..`` that is there and for 2^31 nodes of a type,
+    ``OSError``.
     """
     if wanted == Transforms():
         return graph
@@ -75,7 +74,7 @@ def transform(
 
 
 class _Change:
-    """One edge type; its edges are numbered: the given ones, turned ones, loops."""
+    """The change of one edge type. Edges are numbered: the given ones, turned ones, loops."""
 
     def __init__(
         self,
@@ -118,7 +117,6 @@ class _Change:
             yield loops, loops, loops + 2 * count
 
     def _pairs(self, what: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Destination and source."""
         for src, dst, _ in self._blocks(what):
             yield dst.astype(np.int32), src.astype(np.int32)
 
@@ -152,14 +150,14 @@ class _Change:
         return (map_tensor(paths[0]), map_tensor(paths[1])), data
 
     def _first_numbers(self, rows: Rows) -> np.ndarray:
-        """int64 [E]: the smallest number of the edges that each edge stands for."""
+        """int64 [E]: the smallest number, plus 1, of the equal edges that each edge stands for."""
         found = create_array(self._folder / "number.npy", np.int64, (len(rows.values),))
         for src, dst, number in self._blocks("finding edges"):
             _note(*rows, src, dst, number + 1, found)
         return found
 
     def _pick(self, numbers: np.ndarray) -> dict[str, Tensor]:
-        """Data of edges by number (one more than that where edges are unique)."""
+        """Data of edges by number (by number plus 1 where edges are unique)."""
         count, data = len(self._src), {}
         total = len(numbers) * len(self._data)
         counter = Counter(self._progress, "copying edge data", total)
@@ -180,7 +178,7 @@ class _Change:
 
 @compiled
 def _note(indptr, values, src, dst, number, found):
-    """Sets ``found`` of an edge that has none yet; edges come in the order of their numbers."""
+    """Set ``found`` of edges that have none yet; edges come in the order of their numbers."""
     for i in range(len(src)):
         low, high = indptr[dst[i]], indptr[dst[i] + 1]
         while low < high:

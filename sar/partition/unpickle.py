@@ -1,10 +1,8 @@
 """Reading pickles that hold numbers and nothing that could run.
 
-Inside :func:`plain_pickles` loaders of data sets read arrays of numpy and scipy, and containers of
-them and of plain values; a pickle that names anything else is refused before it is built.
-
-Files of ``torch.save`` are zip archives, whose tensors stay where they are; `torch.load` would
-refuse the ``defaultdict`` that PyG saves, or run what the file says.
+Arrays of numpy and scipy, containers and plain values are read; a pickle that names anything else
+is refused before it is built. Files of ``torch.save`` are zip archives, whose tensors stay where
+they are; `torch.load` would refuse the ``defaultdict`` that PyG saves, or run what the file says.
 """
 
 from __future__ import annotations
@@ -64,9 +62,8 @@ class NotPlainError(pickle.UnpicklingError):
 class PlainUnpickler(pickle.Unpickler):
     """Reads plain data; raises :class:`NotPlainError` at the name of anything else.
 
-    Args:
-        name: of the file. known: what else is read, by module and name; without it no class is,
-            only what pickle has opcodes for: text, numbers, and containers of them.
+    ``name`` is the file's. ``known``: what else may be read, by module and name; ``None``: no class
+    at all, only what pickle has opcodes for: text, numbers, and containers of them.
     """
 
     def __init__(
@@ -81,7 +78,6 @@ class PlainUnpickler(pickle.Unpickler):
         self._name, self._known = os.fspath(getattr(file, "name", name)), known
 
     def find_class(self, module: str, name: str) -> Any:
-        """What a pickle names; older files say where plain data's class or function was."""
         module, known = _OLD.get(module, module), self._known
         if known is not None:
             if (module, name) in known:
@@ -130,9 +126,7 @@ def plain_pickles() -> Iterator[None]:
 
 def read_saved(path: str) -> Any:
     """What ``torch.save`` wrote: containers and plain values, tensors as :class:`MappedColumn`.
-
-    Raises ``PartitionError`` for a file that is missing, damaged, or names anything else.
-    """
+    Raises ``PartitionError`` for a file that is missing, damaged, or names anything else."""
     file = MappedFile(path)
     with _naming(path):
         entries = _entries(file)
@@ -147,9 +141,7 @@ def read_saved(path: str) -> Any:
 
 def read_pickles(path: str) -> Iterator[Any]:
     """The objects that were pickled into a file one after another, tensors among them.
-
-    Raises as :func:`read_saved`.
-    """
+    Raises as :func:`read_saved`."""
     with _naming(path), open(path, "rb") as file:
         while file.peek(1):
             yield PlainUnpickler(file, name=path, known=_LOADED).load()
@@ -157,9 +149,7 @@ def read_pickles(path: str) -> Iterator[Any]:
 
 def read_values(path: str) -> Any:
     """The plain values that were pickled into a small file; nothing that is larger than the file.
-
-    Raises as :func:`read_saved`.
-    """
+    Raises as :func:`read_saved`."""
     file = MappedFile(path)
     with _naming(path):
         if file.size > _MOST_BYTES:
@@ -180,7 +170,7 @@ _LOADED = {REBUILD_TENSOR: rebuild_tensor, STORAGE_FROM_BYTES: _storage}
 
 @contextmanager
 def _naming(path: str) -> Iterator[None]:
-    """Errors of what is damaged name the file."""
+    """Turn errors about damaged contents into ``PartitionError`` naming the file."""
     try:
         yield
     except PartitionError:
@@ -197,7 +187,7 @@ def _naming(path: str) -> Iterator[None]:
 
 
 def _entries(file: MappedFile) -> dict[str, tuple[int, int]]:
-    """Where the bytes of each entry of a zip archive lie: none is compressed."""
+    """``[low, high)`` bytes of each entry of a zip archive; ``ValueError`` for a compressed one."""
     found = {}
     with zipfile.ZipFile(file.map) as archive:  # type: ignore[call-overload]
         for one in archive.infolist():
@@ -220,7 +210,7 @@ class _Storage(NamedTuple):
 
 
 class _Mapping(PlainUnpickler):
-    """Tensors as maps of the file that they lie in."""
+    """Unpickles tensors as maps of the file that they lie in."""
 
     def __init__(
         self, file: MappedFile, entries: dict[str, tuple[int, int]], stem: str, content: io.BytesIO

@@ -1,8 +1,7 @@
-"""Writes a graph that has been cut.
+"""Writing a graph that has been cut.
 
-Ids are reshuffled: nodes are ordered by (partition, node type, original id), edges by (partition of
-the destination, edge type, original id), so that each partition owns one contiguous range of
-either.
+Nodes are ordered by (partition, node type, original id), edges by (partition of the destination,
+edge type, original id): each partition owns one contiguous range of either.
 """
 
 import os
@@ -90,8 +89,9 @@ def write_partitions(
 
 
 def _in_order(graph: GraphArrays) -> GraphArrays:
-    """With columns by name: the bytes of the files depend on what a graph holds, not on the order
-    in which something gave it. A pickle tells strings that are one object from equal ones."""
+    """Sort columns by name: the files' bytes depend on what a graph holds, not on the order in
+    which something gave it. A pickle tells strings that are one object from equal ones, hence
+    `intern`."""
     nodes = {sys.intern(ntype): count for ntype, count in graph.num_nodes.items()}
     edges: dict[EType, tuple[Tensor, Tensor]] = {}
     for (source, relation, end), pair in graph.edges.items():
@@ -109,17 +109,14 @@ def _in_order(graph: GraphArrays) -> GraphArrays:
 
 
 def output_folder(path: str | os.PathLike) -> Path:
-    """Where it is written: a link to a folder stays, and what it points to is replaced."""
+    """The folder to write: a link to a folder stays, and what it points to is replaced."""
     out = Path(path).absolute()
     return out.resolve() if out.is_symlink() else out
 
 
 def check_output(out: Path, overwrite: bool) -> None:
-    """Raise unless partitions may be written to `out`.
-
-    Cheap, and done again by `write_partitions`; call it before a long cut. Raises FileExistsError,
-    NotADirectoryError, PermissionError.
-    """
+    """Raise unless partitions may be written to `out`: FileExistsError, NotADirectoryError,
+    PermissionError. Cheap; called before a long cut, and again by `write_partitions`."""
     above = (folder for folder in out.absolute().parents if folder.exists())
     parent = next(above, out)
     for folder in (out, parent):
@@ -149,7 +146,6 @@ def check_output(out: Path, overwrite: bool) -> None:
 
 
 def check_graph_name(name: str) -> str:
-    """``name``, if files can be called so. Raises ValueError."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
         raise ValueError(
             f"graph_name is {name!r}, expected letters, digits, '.', '_', '-', "

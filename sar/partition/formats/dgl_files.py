@@ -1,9 +1,8 @@
 """DGL's files, written without DGL: tensor dictionaries (``*_feat.dgl``) and parts' ``graph.dgl``.
 
-Sizes are known before, so arrays of a dictionary are written in any order. Of a graph the ends of
-edges come first, sources as new ids of the whole graph, destinations as rows of the part. When all
-are there, sources from other parts (halo nodes) are numbered behind the inner nodes, by ascending
-id, and the rest is written.
+Sizes are known before, so arrays are written in any order. Of a graph the ends of edges come first:
+sources as new ids of the whole graph, destinations as rows of the part. Then halo nodes, sources
+from other parts, are numbered behind the inner nodes by ascending id, and the rest is written.
 """
 
 from __future__ import annotations
@@ -53,13 +52,12 @@ Kind = tuple[torch.dtype, tuple[int, ...]]
 
 
 def _text(value: str) -> bytes:
-    """A string as DGL writes it."""
     encoded = value.encode()
     return struct.pack("<Q", len(encoded)) + encoded
 
 
 def _header(dtype: torch.dtype, shape: Sequence[int]) -> bytes:
-    """What stands before the numbers of an array."""
+    """DGL's header of an array."""
     code, bits = _CODES[dtype]
     nbytes = math.prod(shape) * dtype.itemsize
     layout = f"<QQiiiBBH{len(shape)}qq"
@@ -79,11 +77,8 @@ class _Running:
 
 
 class FeatureFile:
-    """One tensor dictionary, whose arrays are appended to in turn.
-
-    Args:
-        arrays: dtype, as stored, so never bool, and shape of all that it will hold.
-    """
+    """One tensor dictionary, whose arrays are appended to in turn. ``arrays``: stored dtype (never
+    bool) and shape of all."""
 
     def __init__(self, files: OutFiles, name: str, arrays: Mapping[str, Kind]) -> None:
         self.name, self._files = name, files
@@ -101,7 +96,7 @@ class FeatureFile:
         self._size = at + len(header)
 
     def append(self, array: str, rows: Any) -> None:
-        """The next rows of an array, as a contiguous buffer."""
+        """Append contiguous rows to an array."""
         running, view = self._running[array], memoryview(rows)
         self._files.write(self.name, running.at, view)
         if view.nbytes:
@@ -109,7 +104,7 @@ class FeatureFile:
         running.at += view.nbytes
 
     def finish(self) -> FileDigest:
-        """Of the whole file. Raises ``ValueError`` where rows are missing or too many."""
+        """The file's digest. Raises ``ValueError`` where rows are missing or too many."""
         arrays = {}
         for name, one in reversed(self._running.items()):
             what = f"{self.name}: {name!r} ends at {one.at}, expected {one.end}"
@@ -119,7 +114,6 @@ class FeatureFile:
 
 
 def _metagraph() -> bytes:
-    """One relation from one node type to itself."""
     ids = b""
     for values in ((0, 1), (0,), (0,)):
         ids += _header(torch.int64, (len(values),)) + struct.pack(f"<{len(values)}q", *values)
@@ -127,7 +121,7 @@ def _metagraph() -> bytes:
 
 
 def _head(num_nodes: int, num_edges: int) -> bytes:
-    """All before the rows (sources) of a COO matrix; as long for any graph."""
+    """The file up to the rows (sources) of its COO matrix; of the same length for any graph."""
     head = struct.pack("<4Q", FILE_MAGIC, 2, 2, 1).ljust(HEADER_BYTES, b"\0")
     head += struct.pack("<QQQ", HEADER_BYTES + 16, 0, HETERO_MAGIC) + _metagraph()
     codes = _NEW_CODE | _COO, _NEW_CODE | _ALL_FORMATS
@@ -146,12 +140,8 @@ _Made = Callable[[np.ndarray], np.ndarray]
 
 
 class PartGraph:
-    """The ``graph.dgl`` of one part.
-
-    Args:
-        name: relative, of a file in ``files``.
-        is_homogeneous: else nodes and edges are told their types.
-    """
+    """The ``graph.dgl`` of one part: ``name`` is relative, in ``files``; types of nodes and edges
+    are stored unless it ``is_homogeneous``."""
 
     def __init__(
         self, files: OutFiles, name: str, layout: Layout, part: int, is_homogeneous: bool
@@ -167,15 +157,13 @@ class PartGraph:
         self._at, self._found = 0, xxhash.xxh3_128()
 
     def write_ends(self, row: int, src: np.ndarray, dst: np.ndarray) -> None:
-        """Edges from ``row`` on: int64 new ids of sources, rows of destinations in the part."""
+        """Write edges from ``row`` on: int64 new ids of sources, rows of destinations."""
         self._files.write(self.name, self._src_at + _ID_BYTES * row, src)
         self._files.write(self.name, self._dst_at + _ID_BYTES * row, dst)
 
     def finish(self, counter: Counter = NOBODY) -> FileDigest:
-        """Number halo nodes, and write the rest of the file, digesting all of it in its order.
-
-        The part's edges count thrice: their sources are read twice.
-        """
+        """Number halo nodes and write the rest of the file, digesting all of it in its order. The
+        part's edges count thrice: their sources are read twice."""
         start, stop = self._start, self._stop
         bitmap = np.zeros(-(-self._layout.num_nodes // WORD), np.uint64)  # a bit for each halo node
         before = np.zeros(len(bitmap) + 1, np.int64)  # bits in the words before each
@@ -207,19 +195,18 @@ class PartGraph:
         return FileDigest(self._at, self._found.hexdigest())
 
     def _add(self, data: bytes | np.ndarray) -> None:
-        """The next bytes of the file."""
         self._files.write(self.name, self._at, data)
         self._digest(data)
 
     def _digest(self, data: bytes | np.ndarray) -> None:
-        """The next bytes, which are there already."""
+        """Digest the next bytes, which are in the file already."""
         view = memoryview(data)  # type: ignore[arg-type]
         if view.nbytes:
             self._found.update(view)
         self._at += view.nbytes
 
     def _stored(self, start: int, counter: Counter) -> Iterator[np.ndarray]:
-        """Runs of what was written of either end; one array serves all."""
+        """Runs of the ends written ``start`` bytes into the file; one array serves all."""
         step = COPIED_BYTES // _ID_BYTES
         room = np.empty(min(step, self._num_edges), np.int64)
         for low, high in blocks(self._num_edges, counter, step):
@@ -232,7 +219,7 @@ class PartGraph:
         ids: Callable[[], Iterator[np.ndarray]],
         columns: dict[str, tuple[torch.dtype, _Made]],
     ) -> None:
-        """Named columns, in the order in which DGL writes them, made of the rows' ids."""
+        """Write named columns made of the rows' ids, in the order in which DGL writes them."""
         if self._is_homogeneous:
             columns.pop("_TYPE")
         columns["_ID"] = torch.int64, lambda ids: ids
@@ -269,5 +256,5 @@ def _counted(start: int, stop: int) -> Iterator[np.ndarray]:
 
 
 def _look_up(ids: np.ndarray, ends: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Of ascending ids, the value of the first of ascending ranges that ends after each."""
+    """Of ascending ids, the value of the first of the ascending ranges that ends after it."""
     return np.repeat(values, np.diff(np.searchsorted(ids, ends), prepend=0))

@@ -41,12 +41,8 @@ def write_dgl(
     method: str,
     progress: Progress = silent,
 ) -> None:
-    """`NAME.json` and the folders of the parts.
-
-    Args:
-        graph: valid; parts: int [N] below ``num_parts``, types one after another.
-        name, method: what the JSON says.
-    """
+    """Write `NAME.json` and the folders of the parts, of a valid graph; ``parts``: int [N], types
+    one after another."""
     layout = lay_out(graph, parts, num_parts, progress)
     for part in range(num_parts):
         with files.placed(f"part{part}") as folder:
@@ -67,7 +63,7 @@ def write_dgl(
 def _write_nodes(
     graph: GraphArrays, layout: Layout, files: OutFiles, progress: Progress
 ) -> dict[str, FileDigest]:
-    """The features of nodes; returns what each file has to be when it is read."""
+    """Write the features of nodes; returns the digest of each file."""
     tables = _feature_files(graph.node_data, layout, layout.node_ranges, files, NODE_FEATS)
     rows = sum(graph.num_nodes[t] for t, columns in graph.node_data.items() if columns)
     counter = Counter(progress, "writing nodes", rows)
@@ -80,7 +76,7 @@ def _write_nodes(
 def _write_edges(
     graph: GraphArrays, layout: Layout, files: OutFiles, progress: Progress
 ) -> dict[str, FileDigest]:
-    """The features of edges, and the graphs."""
+    """Write the features of edges, and the graphs; returns the digest of each file."""
     # Edges that have no original ids get those of this graph, which are made here: None.
     data = {":".join(t): {ORIG_EID: None, **graph.edge_data.get(t, {})} for t in graph.edges}
     ranges = {":".join(etype): own for etype, own in layout.edge_ranges.items()}
@@ -115,7 +111,7 @@ def _feature_files(
     files: OutFiles,
     name: str,
 ) -> list[FeatureFile]:
-    """One for each part, with the rows that it owns of each column."""
+    """A file for each part, with the rows that it owns of each column."""
     found = []
     for part in range(layout.num_parts):
         arrays: dict[str, Kind] = {}
@@ -130,7 +126,7 @@ def _feature_files(
 
 
 def _append(tables: list[FeatureFile], kind: str, columns: dict[str, Tensor], group: Group) -> None:
-    """The rows of a group, to each part its own, in runs of a few MB."""
+    """Append the rows of a group, to each part its own, in runs of a few MB."""
     for name, rows in columns.items():
         some = rows.detach()[group.low : group.high]
         step = rows_in(some[:1].nbytes, COPIED_BYTES)
@@ -142,7 +138,6 @@ def _append(tables: list[FeatureFile], kind: str, columns: dict[str, Tensor], gr
 
 
 def _description(graph: GraphArrays, layout: Layout, name: str, method: str) -> dict[str, Any]:
-    """The JSON without its digests."""
     content: dict[str, Any] = {
         "graph_name": name,
         "num_nodes": graph.total_nodes,

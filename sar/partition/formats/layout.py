@@ -1,8 +1,8 @@
 """Where every node and edge of a graph goes when it is cut, and the loops that put them there.
 
 Nodes are ordered by (part, type, original id) and edges by (part of the destination, type, original
-id), so each part owns one range of either. What is kept is a part and a new id for each node; of
-edges only counts.
+id), so each part owns one range of either. Kept are a part and a new id for each node, and counts
+of edges.
 """
 
 from __future__ import annotations
@@ -24,12 +24,11 @@ COPIED_BYTES = 2 << 20  # in memory at once: fits a cache, and the allocator kee
 
 @dataclass(frozen=True)
 class Layout:
-    """Parts and new ids.
+    """Parts and new ids of all nodes, and the ranges of new ids that each part owns.
 
-    Attributes:
-        part_of: per node type, [N] of the smallest unsigned dtype that holds ``num_parts``.
-        new_ids: per node type, int32 [N], int64 where 2^31 nodes are not enough.
-        node_ranges, edge_ranges: per type, int64 [P, 2], the new ids in each part.
+    ``part_of``: per node type, [N] of the smallest unsigned dtype that holds ``num_parts``.
+    ``new_ids``: per node type, int32 [N], int64 where 2^31 nodes are not enough. ``node_ranges``,
+    ``edge_ranges``: per type, int64 [P, 2].
     """
 
     num_parts: int
@@ -40,7 +39,6 @@ class Layout:
 
     @property
     def num_nodes(self) -> int:
-        """Of all types."""
         return sum(map(len, self.new_ids.values()))
 
     @property
@@ -62,7 +60,7 @@ def _spans(ranges: dict, num_parts: int) -> np.ndarray:
 def lay_out(
     graph: GraphArrays, parts: np.ndarray, num_parts: int, progress: Progress = silent
 ) -> Layout:
-    """Of a valid graph and int [N] parts of its nodes, types one after another."""
+    """The layout of a valid graph and int [N] parts of its nodes, types one after another."""
     part_of = parts_by_type(graph, parts, num_parts)
     counts = np.zeros((len(part_of), num_parts), np.int64)
     for own, found in zip(part_of.values(), counts, strict=True):
@@ -90,13 +88,9 @@ def parts_by_type(graph: GraphArrays, parts: np.ndarray, num_parts: int) -> dict
 
 @dataclass
 class Group:
-    """Rows [low, high) of a type, part after part.
-
-    Attributes:
-        bounds: list [P + 1], where each part's rows begin and the last end.
-        order: int32 [n], positions from ``low`` on.
-        src, dst: int64 [n], of edges: new ids of sources, and rows of destinations in their part.
-    """
+    """Rows [low, high) of a type, part after part, which begin at ``bounds`` [P + 1]. ``order``,
+    int32 [n], has positions from ``low`` on; of edges ``src`` and ``dst``, int64 [n], are new ids
+    of sources, and rows of destinations in their part."""
 
     low: int
     high: int
@@ -106,7 +100,6 @@ class Group:
     dst: np.ndarray
 
     def parts(self) -> Iterator[tuple[int, slice]]:
-        """Parts that have rows here, and where."""
         for part, (begin, end) in enumerate(zip(self.bounds[:-1], self.bounds[1:], strict=True)):
             if begin < end:
                 yield part, slice(begin, end)
@@ -116,7 +109,7 @@ _NONE = np.empty(0, np.int64)
 
 
 def node_groups(layout: Layout, ntype: str, counter: Counter) -> Iterator[Group]:
-    """The nodes of a type, block after block. The arrays of one are those of the next."""
+    """The nodes of a type, block after block; each block's arrays are reused for the next."""
     parts = layout.part_of[ntype]
     order = np.empty(min(BLOCK, len(parts)), np.int32)
     for low, high in blocks(len(parts), counter):
@@ -125,7 +118,7 @@ def node_groups(layout: Layout, ntype: str, counter: Counter) -> Iterator[Group]
 
 
 def order_by_part(parts: np.ndarray, num_parts: int, order: np.ndarray) -> np.ndarray:
-    """Fill int32 [n] ``order`` with rows by part; int64 [P + 1], where those of each begin."""
+    """Fill int32 [n] ``order`` with rows by part; returns int64 [P + 1] bounds of the parts."""
     counts = np.zeros(num_parts, np.int64)
     count_each(parts, counts)
     bounds = _bounds(counts)
@@ -136,7 +129,7 @@ def order_by_part(parts: np.ndarray, num_parts: int, order: np.ndarray) -> np.nd
 def edge_groups(
     graph: GraphArrays, layout: Layout, etype: EType, counter: Counter
 ) -> Iterator[Group]:
-    """The edges of a type, block after block. The arrays of one are those of the next."""
+    """The edges of a type, block after block; each block's arrays are reused for the next."""
     part_of, first = layout.part_of[etype[2]], layout.node_spans[:, 0].copy()
     src_ids, dst_ids = layout.new_ids[etype[0]], layout.new_ids[etype[2]]
     one = GraphArrays(graph.name, graph.num_nodes, {etype: graph.edges[etype]})
@@ -171,15 +164,15 @@ def count_each(parts, counts):
 
 @compiled
 def count_parts(ids, part_of, counts):
-    """Add to int64 [P] ``counts`` the parts of nodes, one for each time that one comes."""
+    """Add to int64 [P] ``counts`` the part of each of ``ids``."""
     for i in range(len(ids)):
         counts[part_of[ids[i]]] += 1
 
 
 @compiled
 def group_nodes(parts, at, order):
-    """int32 [n] rows, part after part and ascending inside each. ``at``, int64 [P], has where each
-    part's begin, and moves on."""
+    """Fill int32 [n] ``order`` with rows part after part, ascending inside each. int64 [P] ``at``
+    has where each part's begin, and moves on."""
     for i in range(len(parts)):
         place = at[parts[i]]
         at[parts[i]] = place + 1
@@ -191,9 +184,9 @@ def group_edges(
     src, dst, part_of, src_ids, dst_ids, first, at,
     out_src, out_dst, order,
 ):  # fmt: skip
-    """Edges [e] by the part of their destination, in their order inside each part, into the arrays
-    of a :class:`Group`. ``first``, int64 [P], has the first node of each part; ``at`` is as in
-    :func:`group_nodes`."""
+    """Put edges [e], by the part of their destination and in their order inside each part, into the
+    arrays of a :class:`Group`. ``first``, int64 [P], has the first node of each part; ``at`` is as
+    in :func:`group_nodes`."""
     for e in range(len(src)):
         node = dst[e]
         part = part_of[node]
@@ -216,7 +209,7 @@ def mark_remote(ids, start: int, stop: int, bitmap):
 
 @inlined
 def _ones(word):
-    """How many bits are set; LLVM makes one instruction of it."""
+    """The number of set bits; LLVM makes one instruction of it."""
     word = word - ((word >> np.uint64(1)) & np.uint64(0x5555555555555555))
     word = (word & np.uint64(0x3333333333333333)) + (
         (word >> np.uint64(2)) & np.uint64(0x3333333333333333)
@@ -227,7 +220,7 @@ def _ones(word):
 
 @compiled
 def count_before(bitmap, before):
-    """int64 [words + 1]: bits that are set before each word, and all."""
+    """Fill int64 [words + 1] with the number of set bits before each word, and of all."""
     total = np.int64(0)
     for i in range(len(bitmap)):
         before[i] = total
@@ -237,7 +230,7 @@ def count_before(bitmap, before):
 
 @compiled
 def make_local(ids, start: int, stop: int, bitmap, before):
-    """In place: inner nodes count from 0, then those in the bitmap in ascending order."""
+    """Replace ids in place by local ones: inner nodes from 0, then those in the bitmap."""
     for i in range(len(ids)):
         one = ids[i]
         if start <= one < stop:
@@ -250,7 +243,7 @@ def make_local(ids, start: int, stop: int, bitmap, before):
 
 @compiled
 def list_bits(words, first: int, out):
-    """int64 [n], ascending: the bits that are set, counted from ``first``."""
+    """Fill int64 [n] with the set bits, ascending, counted from ``first``."""
     at = 0
     for i in range(len(words)):
         word, bit = words[i], first + i * WORD

@@ -1,12 +1,8 @@
 """Writes a graph that has been cut as PyG's ``torch_geometric.distributed.Partitioner`` does.
 
-Ids are those of the graph, so ``orig_id`` and ``orig_eid`` are not written: who reads the folder
-takes its ids for them. Nodes' ``feat`` is called ``x`` there, edges' ``feat`` and ``time`` are
-``edge_attr`` and ``edge_time``. The other columns of edges go beside them, by their names.
-
-The layout has no place for labels, masks and other columns of nodes: they are written beside it,
-into ``node_data.npz``, by the ids of the graph (``label``, or ``label/author`` where there are
-several types). PyG does not read that file; :mod:`sar.partition.foreign` does.
+Ids are those of the graph, so ``orig_id`` and ``orig_eid`` are not written. Labels, masks and other
+columns of nodes, for which the layout has no place, are written beside it, into ``node_data.npz``,
+by ids of the graph; PyG does not read that file, :mod:`sar.partition.foreign` does.
 
 PyG's own reader fails for a part that owns no node, or whose edges of a type with features are
 none, whoever wrote it; this library's reads it.
@@ -50,13 +46,12 @@ def write_pyg(
     scratch: Path,
     progress: Progress = silent,
 ) -> None:
-    """``META.json``, the tables of nodes and edges, the folders of the parts, and what is beside.
+    """Write ``META.json``, the tables of nodes and edges, the folders of the parts, and other
+    columns.
 
-    Args:
-        graph: valid; parts: int [N] below ``num_parts``, types one after another.
-        scratch: a folder for 32 bytes for each edge.
-
-    Raises ``OSError`` that names a file, and ``ValueError`` for types that the format cannot hold.
+    ``graph`` is valid, ``parts`` int [N], types one after another; ``scratch`` takes 32 bytes an
+    edge. Raises ``OSError`` that names a file, and ``ValueError`` for types that the format cannot
+    hold.
     """
     for name in (*graph.num_nodes, *(one for etype in graph.edges for one in etype)):
         is_good = name not in (".", "..") and "\0" not in name
@@ -73,8 +68,6 @@ def write_pyg(
 
 
 class _Writer:
-    """One graph on its way into the files of all parts."""
-
     def __init__(
         self,
         graph: GraphArrays,
@@ -92,7 +85,6 @@ class _Writer:
         self._is_hetero = not homogeneous
 
     def description(self) -> dict[str, Any]:
-        """Of ``META.json``."""
         types = (list(self._graph.num_nodes), list(self._graph.edges), list(self._starts.values()))
         ntypes, etypes, offsets = types if self._is_hetero else (None, None, None)
         return {
@@ -117,8 +109,8 @@ class _Writer:
         self._save(path, torch.from_numpy(parts))
 
     def write_tables(self, progress: Progress) -> None:
-        """The part of each node and edge, int64 [N] and [E]; and ends and ids of each part's edges,
-        to scratch."""
+        """Write the part of each node and edge, int64 [N] and [E], and ends and ids of each part's
+        edges to scratch."""
         for ntype, own in self._part_of.items():
             self._save_table("node_map", ntype, own.astype(np.int64))
         counter = Counter(progress, "writing edges", self._graph.total_edges)
@@ -149,7 +141,6 @@ class _Writer:
             rows += np.diff(bounds)
 
     def write_parts(self, progress: Progress) -> None:
-        """Ends, ids and features of what each part owns."""
         counter = Counter(progress, "writing parts", self._num_parts)
         for part in range(self._num_parts):
             self._save_typed(f"part_{part}/node_feats.pt", self._node_features(part))
@@ -163,7 +154,6 @@ class _Writer:
             counter.add(1)
 
     def _save_typed(self, name: str, content: dict[Any, dict[str, Any]]) -> None:
-        """By type where the format has types."""
         self._save(name, content if self._is_hetero else next(iter(content.values())))
 
     def _node_features(self, part: int) -> dict[str, dict[str, Any]]:
@@ -187,7 +177,7 @@ class _Writer:
     def _edges(
         self, part: int, number: int, etype: EType, first: int
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Of a type in a part, by destination: ends and ids, from ``first`` on; and features."""
+        """Edges of a type in a part by destination: ends, ids from ``first`` on; and features."""
         src, dst, ids = (self._take(f"{number}-{part}-{which}") for which in range(3))
         order = np.lexsort((*self._times(etype, src, ids), dst))
         row, col, eids = (torch.from_numpy(one[order]) for one in (src, dst, ids))
@@ -206,7 +196,7 @@ class _Writer:
         return ends, found
 
     def _times(self, etype: EType, src: np.ndarray, ids: np.ndarray) -> list[np.ndarray]:
-        """By what PyG orders the edges of a destination: their time, or that of their sources."""
+        """PyG's order of a destination's edges: their time, or that of their sources."""
         of_edges = self._graph.edge_data.get(etype, {}).get("time")
         if of_edges is not None and of_edges.dim() == 1:
             return [of_edges.detach()[torch.from_numpy(ids)].numpy()]
@@ -216,7 +206,6 @@ class _Writer:
         return [of_nodes.detach().numpy()[src]]
 
     def _take(self, name: str) -> np.ndarray:
-        """int64 [e] out of scratch."""
         path = self._scratch / name
         if not path.exists():
             return np.empty(0, np.int64)
@@ -225,7 +214,6 @@ class _Writer:
         return found
 
     def write_beside(self) -> None:
-        """The other columns of nodes, if there are any."""
         columns = {
             f"{name}/{ntype}" if self._is_hetero else name: rows
             for ntype, own in self._graph.node_data.items()
@@ -241,7 +229,8 @@ class _Writer:
 
 
 def _place(name: str, rows: Tensor) -> str:
-    """Where a column of nodes is written, if at all. A time is, as PyG has it, of integers."""
+    """Where a column of nodes is written: "time" (of integers, as PyG has it), "feats", beside, or
+    ""."""
     is_integer = not rows.is_floating_point() and rows.dtype != torch.bool
     if name == "time" and rows.dim() == 1 and is_integer:
         return "time"

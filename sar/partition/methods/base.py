@@ -1,4 +1,4 @@
-"""What a method of cutting is, and those that look at no edges."""
+"""What a method of cutting is, and the methods that look at no edges."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Random(Method):
 
 
 def equal_shares(graph: GraphArrays, num_parts: int, rng: np.random.Generator | None) -> np.ndarray:
-    """Equal sizes per type, in order of id, or shuffled when there is a generator."""
+    """Parts of equal sizes per type, in order of id, or shuffled by ``rng``."""
     parts = []
     for number, count in enumerate(graph.num_nodes.values()):
         part = (np.arange(count, dtype=np.int64) * num_parts // max(count, 1)).astype(np.int32)
@@ -112,9 +112,8 @@ class Given(Method):
             raise FileNotFoundError(f"assignment {os.fspath(source)!r}: there is no such file")
 
     def assign(self, graph: GraphArrays, options: CutOptions) -> np.ndarray:
-        """Raises ``ValueError`` that names file, row and value, ``FileNotFoundError``,
-        ``PartitionError`` for a damaged file.
-        """
+        """Raises ``ValueError`` naming file, row and value, ``FileNotFoundError``,
+        ``PartitionError`` for a damaged file."""
         if not isinstance(self._source, (str, os.PathLike)):
             sizes = graph.total_nodes, options.num_parts
             return check_parts(self._source, *sizes, "assignment").astype(np.int32)
@@ -158,7 +157,7 @@ def _read(path: Path, count: int, num_parts: int) -> np.ndarray:
 def check_parts(
     parts: Any, count: int, num_parts: int, what: str, error: type[Exception] = ValueError
 ) -> np.ndarray:
-    """``parts`` as an array, if they are one of each node; an error begins with ``what``."""
+    """``parts`` as an array, checked to be one of each node; an ``error`` begins with ``what``."""
     found = np.asarray(parts)
     if num_parts < 1:
         raise error(f"num_parts is {num_parts}, expected 1 or more")

@@ -1,12 +1,12 @@
 """The default: coarsen, cut the coarse graph with KaMinPar, refine on the whole graph.
 
-Cuts as good as KaMinPar's own, for a fraction of its time and memory where graphs are large: what
-needs memory by the edge is the coarse graph alone, all else is 20 to 40 bytes a node.
+Cuts as good as KaMinPar's own, for a fraction of its time and memory where graphs are large: only
+the coarse graph needs memory by the edge, all else is 20 to 40 bytes a node.
 
-Clusters of nodes become the coarse graph's nodes, weighted by what they hold. They
-are found by label propagation with a bound on their weight (Meyerhenke, Sanders and Schulz,
-"Partitioning complex networks via size-constrained clustering", 2014): each node in turn joins the
-cluster that most of its neighbors are in and that has room.
+Clusters of nodes become the coarse graph's nodes, weighted by what they hold. They are found by
+label propagation with a bound on their weight (Meyerhenke, Sanders and Schulz, "Partitioning
+complex networks via size-constrained clustering", 2014): each node in turn joins the cluster that
+most of its neighbors are in and that has room.
 """
 
 from __future__ import annotations
@@ -59,8 +59,7 @@ class Coarsen(Method):
 
     def assign(self, graph: GraphArrays, options: CutOptions) -> np.ndarray:
         """Raises MissingDependencyError without kaminpar, PartitionError when it gives up,
-        ``ValueError`` for more than 2^15 parts.
-        """
+        ``ValueError`` for more than 2^15 parts."""
         num_parts, balance = options.num_parts, options.balance or frozenset()
         if num_parts > MAX_PARTS:
             raise ValueError(f"num_parts is {num_parts}, expected at most {MAX_PARTS}")
@@ -89,7 +88,6 @@ class Coarsen(Method):
 
 
 def bounds_of(balance: frozenset[str]) -> Bounds:
-    """Of the refinement."""
     return Bounds(
         nodes=BALANCED_ABOVE if balance else NODES_ABOVE,
         edges=BALANCED_ABOVE if "edges" in balance else None,
@@ -120,13 +118,9 @@ def run_kaminpar(path: Path, count: int, num_parts: int, seed: int) -> np.ndarra
 def find_clusters(
     rows: Rows, weights: np.ndarray, max_weight: int, progress: Progress = silent
 ) -> np.ndarray:
-    """Cluster of each node, int32 [N], numbered from 0 in the order of their smallest names.
-
-    Args:
-        weights: int32 [N] of the nodes. max_weight: of a cluster of several nodes.
-
-    Memory: 12 bytes a node beside the result.
-    """
+    """Cluster of each node, int32 [N], numbered in the order of their smallest names. One of
+    several nodes weighs at most ``max_weight``; ``weights`` is int32 [N]. Memory: 12 bytes a node
+    more."""
     num_nodes = len(weights)
     clusters = np.arange(num_nodes, dtype=np.int32)
     loads, rating = weights.astype(np.int32), np.zeros(num_nodes, np.int32)
@@ -149,16 +143,14 @@ def write_contracted(
     progress: Progress = silent,
     most_edges: int = MOST_EDGES,
 ) -> int:
-    """The graph of clusters as a ParHIP file (binary, of KaHIP): edges weigh what they stand for.
+    """Write the graph of clusters as a ParHIP file (KaHIP's binary format); edges weigh what they
+    stand for. Returns the number of clusters. Raises ``OSError`` for a full disk.
 
-    Args:
-        most_edges: about as many are written, counted from both ends. Where there are more, those
-            lighter than some weight t are drawn with probability weight / t, and then weigh t: any
-            cut weighs as much as before on average (Benczur and Karger, 1996, in its simplest
-            form).
+    About ``most_edges`` are written, counted from both ends. Where there are more, those lighter
+    than some weight t are drawn with probability weight / t, and then weigh t: any cut weighs as
+    much as before on average (Benczur and Karger, 1996, in its simplest form).
 
-    Returns the number of clusters. Raises ``OSError`` for a full disk. Memory: 8 bytes a node, 16
-    a cluster, 8 an edge that is written.
+    Memory: 8 bytes a node, 16 a cluster, 8 a written edge.
     """
     count = int(clusters.max(initial=-1)) + 1
     node_weights = np.bincount(clusters, weights, minlength=count).astype(np.int32)
@@ -177,7 +169,7 @@ def write_contracted(
 
 
 class _Walk:
-    """Goes through the edges of clusters, one cluster after another."""
+    """The edges between clusters, one cluster after another."""
 
     def __init__(self, rows: Rows, clusters: np.ndarray, count: int, progress: Progress) -> None:
         ends = np.cumsum(np.bincount(clusters, minlength=count))
@@ -201,7 +193,7 @@ class _Walk:
             counter.add(min(at, self._count) - before)
 
     def lightest(self, most_edges: int) -> int:
-        """The smallest weight that leaves no more than so many, judged by a sample of clusters."""
+        """The smallest weight that leaves at most ``most_edges``, by a sample of clusters."""
         step = max(1, self._count // _SAMPLE)
         counts = np.zeros(1, np.int64)
         for edges in self.edges(1, "sampling clusters", step):
@@ -245,7 +237,7 @@ def _propagate(
 
 @compiled
 def _rank(clusters, numbers):
-    """Numbers in the place of names; ``numbers`` is zero at first."""
+    """Replace names of clusters by numbers; ``numbers`` is zero at first."""
     for u in range(len(clusters)):
         numbers[clusters[u]] = 1
     total = 0
@@ -261,8 +253,8 @@ def _rank(clusters, numbers):
 def _contract(
     indptr, values, clusters, members, ends, first, step, lightest, rating, touched, room, degrees
 ):  # fmt: skip
-    """Every ``step``-th cluster from ``first`` on, while edges fit and for about `_RUN` edges of
-    nodes; the next and what is filled."""
+    """Edges of every ``step``-th cluster from ``first`` on, while they fit into ``room`` and for
+    about `_RUN` edges of nodes. Returns the next cluster and how much of ``room`` is filled."""
     filled = seen = 0
     for c in range(first, len(ends), step):
         found = 0
@@ -298,7 +290,7 @@ def _contract(
 
 @compiled
 def _draw(a, b):
-    """A number in [0, 1) of a pair, the same from both ends."""
+    """A random number in [0, 1) of a pair, the same from both ends."""
     low, high = np.uint64(min(a, b)), np.uint64(max(a, b))
     mixed = mix((low << np.uint64(32) | high) + _STEP)
     return np.float64(mixed >> np.uint64(11)) / 9007199254740992.0

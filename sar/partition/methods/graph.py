@@ -1,4 +1,4 @@
-"""The graph as methods see it: undirected, without loops and multi-edges, mapped from files."""
+"""The graph for methods of cutting: undirected, no loops or multi-edges, mapped from files."""
 
 from __future__ import annotations
 
@@ -22,11 +22,8 @@ MAX_NODES, MAX_TYPES = 2**31 - 1, 2**15
 class CutGraph:
     """All node types in one id space, one type after another, and what a part bears for a node.
 
-    Attributes:
-        rows: the neighbors of each node, ascending; int32 in a mapped file.
-        types: int16 [N].
-        in_edges: int32 [N], edges of the directed graph that end in a node.
-        train: bool [N], or ``None`` where no node type has a ``train_mask``.
+    ``rows`` are the neighbors of each node, ascending; ``types`` int16 [N]; ``in_edges`` int32 [N],
+    of the directed graph; ``train`` bool [N], or ``None`` where no node type has a ``train_mask``.
     """
 
     rows: Rows
@@ -40,10 +37,8 @@ class CutGraph:
 
 
 def cut_graph(graph: GraphArrays, folder: Path, progress: Progress = silent) -> CutGraph:
-    """``graph`` for a method; its rows come to lie in ``folder``.
-
-    Raises ``ValueError`` for 2^31 nodes and more, or more than 2^15 types of them.
-    """
+    """``graph`` for a method; its rows come to lie in ``folder``. Raises ``ValueError`` for 2^31
+    nodes and more, or more than 2^15 types of them."""
     if graph.total_nodes > MAX_NODES:
         raise ValueError(
             f"graph of {graph.total_nodes:,} nodes: a cut numbers nodes in 32 bits, expected at "
@@ -66,7 +61,6 @@ def cut_graph(graph: GraphArrays, folder: Path, progress: Progress = silent) -> 
 
 
 def _in_edges(graph: GraphArrays, progress: Progress) -> np.ndarray:
-    """int32 [N]."""
     found, offsets = np.zeros(graph.total_nodes, np.int32), graph.node_offsets()
     counter = Counter(progress, "counting in-edges", graph.total_edges)
     for etype, _, _, dst in graph.edge_blocks(counter):
@@ -77,7 +71,8 @@ def _in_edges(graph: GraphArrays, progress: Progress) -> np.ndarray:
 def _pairs(
     graph: GraphArrays, turns: bool, counter: Counter
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """The ends of every edge, loops left out, also turned: int32 ids over all types."""
+    """Ends of every edge but loops, int32 ids over all types; with ``turns`` also the other way
+    round."""
     offsets, ends = graph.node_offsets(), np.empty((2, BLOCK), np.int32)
     for etype, _, src, dst in graph.edge_blocks(counter):
         kept = _shift(src, dst, offsets[etype[0]], offsets[etype[2]], *ends)
@@ -90,8 +85,8 @@ def _pairs(
 def _is_symmetric(graph: GraphArrays, counter: Counter) -> bool:
     """Whether every edge comes as often in the other direction.
 
-    Told by sums of hashes of the edges that go up and of those that go down, 128 bits: chance is
-    no concern, and a mistake would make the cut worse, not wrong.
+    Told by sums of hashes of the edges that go up and of those that go down, 128 bits: chance is no
+    concern, and a mistake would make the cut worse, not wrong.
     """
     sums = np.zeros(4, np.uint64)
     for first, second in _pairs(graph, False, counter):

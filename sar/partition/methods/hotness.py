@@ -74,7 +74,6 @@ class Hotness(Method):
         self.fanouts, self.rounds, self.base = tuple(fanouts), rounds, base or Coarsen()
 
     def assign(self, graph: GraphArrays, options: CutOptions) -> np.ndarray:
-        """Raises what the first cut does."""
         sizes, num_parts = list(graph.num_nodes.values()), options.num_parts
         train = train_nodes(graph)
         seeds = np.ones(graph.total_nodes, bool) if train is None or not train.any() else train
@@ -104,13 +103,10 @@ def place(
     counted: np.ndarray,
     type_sizes: Sequence[int],
 ) -> None:
-    """Change ``parts``, int16 [N]: nodes go where ``values``, float32 [N, P], are largest and there
-    is room; equal ones leave a node where it is if they can.
-
-    ``moving`` nodes do. A part has room for the mean of the ``counted`` ones of each type and 3 %
-    more. The larger the lead of a node's first choice over the second, the sooner it chooses; equal
-    leads in the order of ids.
-    """
+    """Change ``parts``, int16 [N]: ``moving`` nodes go where their ``values``, float32 [N, P], are
+    largest and there is room; equal ones leave a node where it is if they can. A part has room for
+    the mean of the ``counted`` nodes of each type and 3 % more. Nodes choose in the order of the
+    lead of their first choice over the second, then of ids."""
     num_parts = values.shape[1]
     for own, most in _rooms(counted, type_sizes, num_parts):
         room = most - np.bincount(parts[own][counted[own] & ~moving[own]], minlength=num_parts)
@@ -123,7 +119,7 @@ def place(
 def _rooms(
     counted: np.ndarray, type_sizes: Sequence[int], num_parts: int
 ) -> Iterator[tuple[slice, int]]:
-    """Of each type, which nodes are of it, and how many that count a part may have."""
+    """Of each type, the slice of its nodes, and how many of the counted ones a part may have."""
     first = 0
     for size in type_sizes:
         own = slice(first, first + size)
@@ -135,7 +131,7 @@ def _rooms(
 
 @compiled
 def _lead(values, leads):
-    """How far a node's largest value is above the next, negated."""
+    """Negated lead of each node's largest value over the next."""
     for n in range(len(values)):
         best = second = np.float32(-1)
         for p in range(values.shape[1]):
@@ -178,7 +174,7 @@ def _remote(hot, parts):
 
 
 class Draws:
-    """The two sums above for all parts at once, in mapped files of ``folder``."""
+    """The sums ``reached`` and ``near`` for all parts at once, in mapped files of ``folder``."""
 
     def __init__(
         self,
@@ -197,8 +193,8 @@ class Draws:
         self._in_edges = _in_edges(graph, folder / "draws-in-edges.npy")
 
     def reached(self, parts: np.ndarray, seeds: np.ndarray) -> np.ndarray:
-        """float32 [N, P]: how often the ``seeds``, bool [N], that a part owns reach each node; good
-        until the next call, as is the other sum."""
+        """float32 [N, P]: how often the ``seeds``, bool [N], that a part owns reach each node;
+        valid until the next call, as is the other sum."""
         rows = np.flatnonzero(seeds)
         self._sums[:] = 0
         self._sums[rows, parts[rows]] = 1
@@ -222,7 +218,7 @@ class Draws:
         return self._now
 
     def _relations(self) -> Iterator[tuple[np.ndarray, np.ndarray, int, int, np.ndarray]]:
-        """Blocks of edges: ids inside their types, where these begin, in-edges of the ends."""
+        """Blocks of edges: ids inside their types, first ids of these, in-edges of the ends."""
         offsets = self._graph.node_offsets()
         counter = Counter(self._progress, "following draws", self._graph.total_edges)
         for etype, _, src, dst in self._graph.edge_blocks(counter):
@@ -241,7 +237,7 @@ def _in_edges(graph: GraphArrays, path: Path) -> dict[tuple[str, str, str], np.n
 
 @compiled
 def _chance(fanout, in_edges):
-    """That a node draws one of its in-edges."""
+    """Probability that a node draws a given one of its in-edges."""
     if fanout < 0 or fanout >= in_edges:
         return np.float32(1)
     return np.float32(fanout / in_edges)

@@ -31,11 +31,9 @@ _WORD = 64
 
 @dataclass(frozen=True)
 class Bounds:
-    """How far above the mean a part may be, as a factor.
+    """How far above the mean a part may be, as a factor; ``None``: not balanced.
 
-    Attributes:
-        nodes: of each node type. edges: in-edges. train: training nodes. halo: rows that a part
-            receives. ``None``: not balanced.
+    ``nodes`` of each type, ``edges``: in-edges, ``train``: training nodes, ``halo``: received rows.
     """
 
     nodes: float = 1.03
@@ -47,9 +45,8 @@ class Bounds:
 class _Loads:
     """What parts bear, a row a kind: node types, in-edges, training nodes, halo rows.
 
-    Attributes:
-        values: float64 [kinds, P]. caps: of each kind, the most of a part; of halo rows a factor of
-            the mean of the moment.
+    ``values``: float64 [kinds, P]. ``caps``: most of a kind in a part; for halo rows a factor of
+    the current mean.
     """
 
     def __init__(
@@ -89,7 +86,7 @@ class _Loads:
         return bool((self.values[:-1] > self.caps[:-1, None]).any())
 
     def _count_halo(self) -> None:
-        """Halo rows of each part, exactly; in a sweep they are followed only in part."""
+        """Count halo rows of each part exactly; a sweep follows them only in part."""
         if len(self._needs):
             rows = self._graph.rows
             self._needs[:] = 0
@@ -102,7 +99,7 @@ class _Loads:
         return graph.rows.runs(Counter(self._progress, what, graph.num_nodes))
 
     def sweep(self, factor: float, *, strict: bool) -> bool:
-        """Nodes move, each once at most; whether another sweep is worth its time."""
+        """Move nodes, each once at most; returns whether another sweep is worth its time."""
         graph, num_parts = self._graph, self.values.shape[1]
         slopes = factor * self._units / self._means
         slopes[-1] = min(slopes[-1], _FACTOR * self._units[-1] / self._means[-1])
@@ -154,8 +151,8 @@ def refine(
 
 
 def fit(parts: np.ndarray, counted: np.ndarray, most: int, num_parts: int) -> None:
-    """Of the nodes that are ``counted``, bool [N], those above ``most`` of a part go to the
-    emptiest parts, last ids first."""
+    """Move ``counted``, bool [N], nodes above ``most`` of a part to the emptiest parts, last ids
+    first."""
     sizes = np.bincount(parts[counted], minlength=num_parts)
     for part in np.flatnonzero(sizes > most).tolist():
         for node in np.flatnonzero(counted & (parts == part))[most:].tolist():
@@ -166,7 +163,7 @@ def fit(parts: np.ndarray, counted: np.ndarray, most: int, num_parts: int) -> No
 
 @inlined
 def _bears(u, types, in_edges, train, loads):
-    """What a part bears of ``u``: kinds, and how much of each."""
+    """Kinds of load that ``u`` puts on a part, and how much of each."""
     edges, trained = loads.shape[0] - 3, len(train) > 0 and train[u]
     return (np.int64(types[u]), edges, edges + 1), (1, np.int64(in_edges[u]), np.int64(trained))
 
@@ -194,9 +191,10 @@ def _count_needs(indptr, values, first, last, parts, needs, halo):
 
 @compiled
 def _price(p, new, kinds, amounts, loads, means, slopes):
-    """What part ``p`` takes for a node, halo rows left out; ``new``: 0 if it has it, else 1.
+    """What part ``p`` charges for a node, halo rows left out; ``new``: 0 if it has the node, else
+    1.
 
-    By what it bears with the node: else a hub, which makes any part heavy, moved in each sweep.
+    Charged by its load with the node: else a hub, which makes any part heavy, moved in each sweep.
     """
     total = 0.0
     for k in range(3):
@@ -217,7 +215,7 @@ def _is_above(p, new, kinds, amounts, loads, caps):
 
 @compiled
 def _fresh(indptr, values, u, p, parts, needs):
-    """Neighbors of ``u`` that part ``p`` would have to receive from now on."""
+    """Neighbors of ``u`` that part ``p`` would newly have to receive."""
     found = 0
     word, bit = p >> 6, np.uint64(1) << np.uint64(p & 63)
     for at in range(indptr[u], indptr[u + 1]):
@@ -229,10 +227,8 @@ def _fresh(indptr, values, u, p, parts, needs):
 
 @compiled
 def _move_needs(indptr, values, u, own, to, near_own, parts, needs, halo):
-    """After ``u`` moved: what parts receive, but for what its old part needs no more.
-
-    Returns the difference of all halo rows.
-    """
+    """Update ``needs`` and ``halo`` after ``u`` moved, but for what its old part needs no more.
+    Returns the difference of all halo rows."""
     before = halo[to] + halo[own]
     word, bit = to >> 6, np.uint64(1) << np.uint64(to & 63)
     for at in range(indptr[u], indptr[u + 1]):
@@ -311,7 +307,7 @@ def _sweep(
 
 @compiled
 def _keep(value, p, most, score, best, most_fresh, kept):
-    """The few best in falling order; how many there are."""
+    """Insert a candidate into the few best, in falling order; returns how many there are."""
     at = kept
     if kept == len(score):
         at -= 1

@@ -1,4 +1,4 @@
-"""Solvers of others, each in a process of its own: METIS, and what KaMinPar needs.
+"""Solvers of others, METIS and KaMinPar, each in a process of its own.
 
 Memory is given back when that process ends, and its crash is an error here. Both solvers read
 memory that they have not written: KaMinPar whether nodes of a coarse graph are sorted by degree,
@@ -35,14 +35,9 @@ _LIBRARIES = {
 
 
 def solve(function: str, out: Path, count: int, num_parts: int, *arguments: object) -> np.ndarray:
-    """int32 [count]: part of each node, mapped from the new file ``out``.
-
-    Args:
-        function: of ``solver_main.py``, which gets ``out``, ``num_parts`` and ``arguments``.
-
-    Raises MissingDependencyError without its package, PartitionError when the program fails,
-    ``OSError`` for a full disk.
-    """
+    """int32 [count] parts, mapped from the new file ``out``, which ``function`` of
+    ``solver_main.py`` fills. Raises MissingDependencyError without its package, PartitionError when
+    the program fails, ``OSError`` for a full disk."""
     library, method, package, missing = _LIBRARIES[function]
     parts = create_array(out, np.int32, (count,))
     done = subprocess.run(
@@ -58,7 +53,7 @@ def solve(function: str, out: Path, count: int, num_parts: int, *arguments: obje
 
 
 def environment() -> dict[str, str]:
-    """That of this process, with glibc's memory, which is cleared."""
+    """This process' environment, with glibc's allocator and its memory cleared."""
     changed = {**os.environ, **_CLEARED}
     changed.pop("MALLOC_PERTURB_", None)  # fills memory with something else
     preloaded = re.split("[: ]+", changed.get("LD_PRELOAD", ""))
@@ -78,7 +73,6 @@ class Metis(Method):
     balances = frozenset({"edges"})
 
     def assign(self, graph: GraphArrays, options: CutOptions) -> np.ndarray:
-        """Raises MissingDependencyError without dgl, PartitionError when METIS gives up."""
         balance, nodes = options.balance, graph.total_nodes
         if balance is None:
             balance = self.balances if len(graph.num_nodes) == 1 else frozenset()

@@ -1,7 +1,7 @@
-"""KaMinPar and DGL's METIS on files, as a program of its own.
+"""KaMinPar and DGL's METIS on files, as a program: its arguments are a function's name and
+arguments.
 
-Its arguments are the name of one of the functions, and theirs. The file for the result is there:
-the caller made it, and so learned of a full disk.
+The caller has made the file for the result, and so learned of a full disk.
 """
 
 from __future__ import annotations
@@ -13,10 +13,8 @@ import numpy as np
 
 
 def kaminpar(out_path: str, num_parts: int, graph_path: str, seed: int, imbalance: float) -> None:
-    """Cut a ParHIP file; the part of each node goes into the `.npy` file ``out_path``, int32.
-
-    One thread: with several the result differs from run to run.
-    """
+    """Cut a ParHIP file; int32 parts of the nodes go into the `.npy` file ``out_path``. One thread:
+    with several the result differs from run to run."""
     import kaminpar
 
     kaminpar.reseed(seed)
@@ -27,13 +25,12 @@ def kaminpar(out_path: str, num_parts: int, graph_path: str, seed: int, imbalanc
 
 
 def metis(out_path: str, num_parts: int, folder: str, seed: int, balance_edges: float) -> None:
-    """Cut the graph in ``folder``; the part of each node goes into the `.npy` file ``out_path``.
+    """Cut the graph in ``folder``; int32 parts of the nodes go into the `.npy` file ``out_path``.
 
-    The folder has ``indptr.npy`` and ``values.npy``, a symmetric graph without loops and without
+    The folder has ``indptr.npy`` and ``values.npy``, a symmetric graph without loops and
     multi-edges, which make METIS write past its buffers, and ``types.npy``, int16 [N]: nodes of
-    each type are balanced, and with ``balance_edges`` the in-edges of each type as well.
-
-    Raises ``SystemExit`` when METIS gives up.
+    each type are balanced, and with ``balance_edges`` their in-edges too. Raises ``SystemExit``
+    when METIS gives up.
     """
     import dgl
     import torch

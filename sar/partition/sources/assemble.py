@@ -31,8 +31,8 @@ from sar.partition.sources.tables import Table, array
 
 @dataclass(frozen=True)
 class Values:
-    """One column of nodes or edges: columns of a table; without ``keys``, rows of `.npy` files.
-    ``shape`` is of a row, where it is of more dimensions than a table knows."""
+    """One column of nodes or edges: columns of a table; without ``keys``, rows of `.npy` files,
+    where ``shape`` is that of a row of more dimensions than a table knows."""
 
     table: Table
     keys: tuple[Key, ...] | None = None
@@ -42,11 +42,9 @@ class Values:
 
 @dataclass(frozen=True)
 class Nodes:
-    """One type of nodes: dense ids below ``count``; or the external ``ids`` of a table's column;
-    or neither: external ids in the order in which edges name them, or with ``dense`` numbers.
-
-    texts: external ids are texts, even if those in CSV look like integers.
-    """
+    """One type of nodes: dense ids below ``count``; or the external ``ids`` of a table's column; or
+    neither: external ids as edges name them, with ``dense`` numbers. ``texts``: ids are texts, even
+    if those in CSV look like integers."""
 
     count: int | None = None
     ids: Values | None = None
@@ -57,8 +55,6 @@ class Nodes:
 
 @dataclass(frozen=True)
 class Edges:
-    """One type of edges: columns of its table, and what lies in other tables."""
-
     etype: EType
     table: Table
     src: Key
@@ -74,13 +70,12 @@ def assemble(
     allow_nan: bool = False,
     progress: Progress = silent,
 ) -> GraphArrays:
-    """The graph; types in the order of their names, as DGL has them.
+    """The graph of tables; types in the order of their names, as DGL has them.
 
-    What is written lies in ``scratch``; `ids/<ntype>.parquet` there holds the external `id` of
-    each `node`. Ids without a table get numbers in the order in which edges name them, type after
-    type as they are given and row after row, the source before the destination.
-
-    Raises ValueError naming file, row and value; FileNotFoundError; OSError for a full disk.
+    Columns lie in ``scratch``, and the external `id` of each `node` in `ids/<ntype>.parquet` there.
+    Ids without a table are numbered as edges name them: type after type as given, row after row,
+    source before destination. Raises ValueError naming file, row and value; FileNotFoundError;
+    OSError.
     """
     reader = _Reader(scratch, allow_nan, progress)
     counts, ends, edge_data = reader.edges(nodes, edges)
@@ -106,14 +101,11 @@ _Columns = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class _Reader:
-    """Reads tables into files of ``scratch``."""
-
     scratch: Path
     allow_nan: bool
     progress: Progress
 
     def blocks(self, what: str, table: Table, keys: Sequence[Key], **types: Any) -> Iterator[Block]:
-        """:meth:`Table.blocks`, which tell of their progress."""
         found = table.blocks(keys, **types)
         counter = Counter(self.progress, f"reading {what}", table.num_rows())
         return watched(found, counter, lambda block: len(block.columns[0]))
@@ -121,7 +113,7 @@ class _Reader:
     def edges(
         self, nodes: Mapping[str, Nodes], edges: Sequence[Edges]
     ) -> tuple[dict[str, int], dict[EType, _Ends], dict[EType, _Columns]]:
-        """How many nodes there are, and the edges; the memory of ids is free when it returns."""
+        """Counts of nodes, and edges; the memory of ids is free when it returns."""
         numberings = {ntype: self._numbering(ntype, one) for ntype, one in nodes.items()}
         ends: dict[EType, _Ends] = {}
         data: dict[EType, _Columns] = {}
@@ -152,7 +144,6 @@ class _Reader:
     def _edges_of(
         self, one: Edges, src: Dense | IdMap, dst: Dense | IdMap, folder: str
     ) -> tuple[_Ends, _Columns]:
-        """Ends and data of a type; what lies beside the ends is read with them."""
         what = f"{':'.join(one.etype)!r} edges"
         _check_names(one.columns, what, ORIG_EID)
         beside = {n: v for n, v in one.columns.items() if v.table is one.table and v.keys}
@@ -194,8 +185,8 @@ class _Reader:
         stem: str,
         edges: tuple[Edges, Dense | IdMap, Dense | IdMap] | None = None,
     ) -> tuple[list[Tensor], _Columns]:
-        """Ends of edges, of whose columns their ids are the first, and columns by name: read once
-        more where one that began with integers has to be read as floats."""
+        """Ends of edges, whose ids are the first columns, and columns by name: read once more where
+        one that began with integers has to be read as floats."""
         ids = [edges[0].src, edges[0].dst] if edges else []
         keys = [key for values in group.values() for key in values.keys or ()]
         floats: list[Key] = []
@@ -233,7 +224,7 @@ class _Reader:
         block: Block,
         first: int,
     ) -> None:
-        """Append each file's columns of the block, which begin at the one of number ``first``."""
+        """Append each file's columns of the block, the first of which has number ``first``."""
         for file, (name, values) in zip(files, columns.items()):
             keys = values.keys or ()
             rows = together(block, first, keys)
@@ -241,7 +232,7 @@ class _Reader:
             first += len(keys)
 
     def _map_or_copy(self, values: Values, name: str, copy: Path, counter: Counter) -> Tensor:
-        """The rows of `.npy` files: where they lie if it is one that can be used as it is."""
+        """The rows of `.npy` files: mapped where they lie if one file can be used as it is."""
         table = values.table
         single, mapped = len(table.paths) == 1, array(table.paths[0])
         with _ColumnFile(copy, name) as file:
@@ -266,11 +257,8 @@ class _Reader:
 
 
 class _ColumnFile:
-    """A file that blocks of rows are appended to, and that :meth:`tensor` maps; closed at the end
-    of a ``with``. ``nothing`` is the type of a column without rows.
-
-    Raises OSError naming the file where the disk is full.
-    """
+    """A file that blocks of rows are appended to, and that :meth:`tensor` maps; ``nothing`` is the
+    dtype without rows. Raises ``OSError`` naming the file where the disk is full."""
 
     def __init__(self, path: Path, name: str, nothing: str = "float32") -> None:
         self._path, self._name, self._count = path, name, 0
@@ -288,7 +276,7 @@ class _ColumnFile:
             self._file.close()
 
     def append(self, values: np.ndarray, block: Block) -> None:
-        """More rows. Raises ValueError where they have another type or width than before."""
+        """Append rows. Raises ``ValueError`` where dtype or width changes."""
         kind = values.dtype, values.shape[1:]
         before = self._kind = self._kind or kind
         if kind != before:
@@ -299,7 +287,6 @@ class _ColumnFile:
         self._count += len(values)
 
     def tensor(self) -> Tensor:
-        """[rows, ...] mapped."""
         self.__exit__()
         dtype, width = self._kind or (self._nothing, ())
         shape = (self._count, *width)

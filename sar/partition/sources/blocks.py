@@ -1,7 +1,7 @@
-"""Blocks of rows of tables: their columns as numbers, and errors that say where something is.
+"""Blocks of rows of tables: columns as numbers, and errors that name file, row and column.
 
-Those of one CSV or TSV file, plain or gzipped, are read here. Lines at its top that begin with `#`
-are left out; rows are counted from 0, and a header is no row.
+One CSV or TSV file, plain or gzipped, is read here. Lines at its top that begin with `#` are left
+out; rows are counted from 0, and a header is no row.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ DAMAGE = (
 
 
 class WidenError(Exception):
-    """A column of a CSV file begins with integers and goes on with other numbers: who reads it
-    begins again with :attr:`key` among the floats."""
+    """A CSV column begins with integers and goes on with other numbers: read it anew, with
+    :attr:`key` among the floats."""
 
     def __init__(self, key: Key, message: str) -> None:
         super().__init__(message)
@@ -54,11 +54,10 @@ class Block:
     columns: list[Column]
 
     def error(self, row: int, key: Key | None, text: str) -> ValueError:
-        """One that names file, row and column."""
         return ValueError(f"{self.path}: row {self.row + row}, column {key!r}: {text}")
 
     def refuse(self, wrong: np.ndarray, key: Key, text: str) -> None:
-        """Raises ValueError naming the first row of which ``wrong``, bool [n, ...], is true."""
+        """Raise ``ValueError`` naming the first row where ``wrong``, bool [n, ...], is true."""
         if wrong.any():
             row = int(wrong.reshape(len(wrong), -1).any(1).argmax())
             raise self.error(row, key, text)
@@ -66,7 +65,7 @@ class Block:
 
 @contextlib.contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """What libraries raise for a damaged file becomes a ValueError that names it."""
+    """Errors of libraries about a damaged file become a ``ValueError`` that names it."""
     try:
         yield
     except FileNotFoundError:
@@ -76,12 +75,11 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def first_line(error: Exception) -> str:
-    """Of what it says, or what it is called."""
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def position(key: Key, names: Sequence[str], path: Path) -> int:
-    """Where a column is. Raises ValueError that lists the columns that there are."""
+    """Index of column ``key``. Raises ``ValueError`` listing the columns that there are."""
     if isinstance(key, int):
         is_good = 0 <= key < len(names)
         need(is_good, f"{path}: has no column number {key}, it has {len(names)}")
@@ -100,12 +98,12 @@ def rows_at_once(row_bytes: float) -> int:
 
 def numbers(block: Block, at: int, key: Key) -> np.ndarray:
     """A column of a block, [n], or [n, ...] where it holds lists of one length; times become
-    integers of their unit, decimal numbers float64. What is anything else is named by its row."""
+    integers of their unit, decimal numbers float64. ``ValueError`` names the row of anything else.
+    """
     return as_stored(_plain(block, block.columns[at], key), block, key)
 
 
 def as_stored(values: np.ndarray, block: Block, key: Key) -> np.ndarray:
-    """:func:`storable`, with errors that name file and row."""
     try:
         return storable(values)
     except OverflowError:
@@ -118,13 +116,11 @@ def as_stored(values: np.ndarray, block: Block, key: Key) -> np.ndarray:
 
 
 def check_nulls(block: Block, column: pa.Array, key: Key) -> None:
-    """Raises ValueError naming the row of the first missing value."""
     if column.null_count:
         block.refuse(column.is_null().to_numpy(zero_copy_only=False), key, "the value is missing")
 
 
 def example_of(column: pa.Array) -> str:
-    """The type of a column and a value, for an error."""
     return f"{column.type}" + (f" such as {column[0].as_py()!r}" if len(column) else "")
 
 
@@ -149,7 +145,6 @@ def _plain(block: Block, column: Column, key: Key) -> np.ndarray:
 
 
 def _lists(block: Block, column: pa.Array, key: Key) -> np.ndarray:
-    """[n, width, ...] of lists of one length."""
     if pa.types.is_fixed_size_list(column.type):
         width = column.type.list_size
     else:
@@ -167,7 +162,7 @@ def _lists(block: Block, column: pa.Array, key: Key) -> np.ndarray:
 
 
 def together(block: Block, first: int, keys: Sequence[Key]) -> np.ndarray:
-    """One column as it is, several as [n, k] of the type that holds them all."""
+    """One column as it is, several as [n, k] of the dtype that holds them all."""
     found = [numbers(block, first + number, key) for number, key in enumerate(keys)]
     if len(found) == 1:
         return found[0]
@@ -180,8 +175,8 @@ def together(block: Block, first: int, keys: Sequence[Key]) -> np.ndarray:
 def finished(
     values: np.ndarray, name: str, dtype: str | None, allow_nan: bool, block: Block
 ) -> np.ndarray:
-    """Numbers as a column of nodes or edges: of the type that was asked for, or as its name tells.
-    Integers that would become others, a NaN and an infinity are named by their row."""
+    """Cast numbers to ``dtype``, or as ``name`` tells. ``ValueError`` names the row of an integer
+    that would become another, a NaN or an infinity."""
     if dtype is not None and values.dtype != dtype:
         with np.errstate(all="ignore"):
             made = values.astype(dtype)
@@ -200,7 +195,8 @@ def finished(
 
 @dataclass(frozen=True)
 class CsvFile:
-    """header: whether the first line names columns; `None`: it does unless it is all numbers."""
+    """One CSV or TSV file; ``header``: its first line names columns (`None`: unless it is all
+    numbers)."""
 
     path: Path
     delimiter: str
@@ -208,7 +204,7 @@ class CsvFile:
 
     @cached_property
     def _top(self) -> tuple[int, bool, list[str]]:
-        """Lines of comments, whether columns have names, and these, or others."""
+        """Lines of comments, whether columns have names, and these, or numbers."""
         opener: Callable = gzip.open if self.path.suffix == ".gz" else open
         with reading(self.path), opener(self.path, "rb") as file:
             skipped, line = 0, file.readline(_CSV_BYTES)
@@ -229,12 +225,11 @@ class CsvFile:
         return skipped, header, first if header else [f"f{n}" for n in range(len(first))]
 
     def keys(self) -> list[Key]:
-        """Names of columns, or numbers."""
         _, are_named, names = self._top
         return list(names) if are_named else list(range(len(names)))
 
     def type_of(self, key: Key) -> pa.DataType:
-        """Of a column, as its first rows tell; the null type where they hold nothing."""
+        """The type of a column by its first rows; the null type where they hold nothing."""
         if not self.path.stat().st_size:
             return pa.null()
         name = self._name(key)
@@ -249,8 +244,8 @@ class CsvFile:
     def blocks(
         self, keys: Sequence[Key], types: Mapping[Key, pa.DataType], widens: Sequence[Key]
     ) -> Iterator[Block]:
-        """The columns ``keys``, of these types where they are given. What is of another type is
-        named; where it is in ``widens`` that is a `WidenError`."""
+        """Columns ``keys``, of ``types`` where given. ``ValueError`` names what is of another type,
+        or `WidenError` for a column of ``widens``."""
         if not self.path.stat().st_size:
             return
         names = [self._name(key) for key in keys]
@@ -291,7 +286,7 @@ class CsvFile:
         )
 
     def _named(self, error: Exception, keys: Mapping[int, Key], widens: Sequence[Key]) -> Exception:
-        """pyarrow's error in our words. It counts columns from 0, and lines from 1."""
+        """pyarrow's error in our words; it counts columns from 0, and lines from 1."""
         text = first_line(error)
         line, column = re.search(r"Row #(\d+): ", text), re.match(r"In CSV column #(\d+): ", text)
         key = keys.get(int(column[1])) if column else None

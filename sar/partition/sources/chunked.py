@@ -1,8 +1,7 @@
-"""Graphs in the chunked format that DGL's tools for distributed partitioning read.
+"""Graphs in the chunked format that DGL's tools for distributed partitioning read: `metadata.json`.
 
-A `metadata.json` names types, the counts of each chunk, and the files of edges (`csv` or `parquet`,
-the first two columns are ids inside their types; or `numpy`) and of data (`numpy`, `parquet` or
-`csv`, whose columns become one).
+It names types, counts of each chunk, and files: of edges (`csv`, `parquet`: the first two columns
+are ids inside their types; `numpy`) and of data, whose columns become one.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ _KINDS = {"csv": "csv", "parquet": "parquet", "numpy": "npy"}
 def read_chunked(
     path: Path, scratch: Path, *, allow_nan: bool = False, progress: Progress = silent
 ) -> GraphArrays:
-    """The graph of a `metadata.json`; what is copied lies in ``scratch``. Arguments and errors are
-    those of :func:`sar.partition.sources.description.read_description`."""
+    """The graph of a `metadata.json`; arguments and errors as of
+    :func:`sar.partition.sources.description.read_description`."""
     path = Path(path)
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -40,8 +39,6 @@ def read_chunked(
 
 
 class _Metadata(Checked):
-    """Checks the JSON, part by part."""
-
     def __init__(self, path: Path, content: Any) -> None:
         super().__init__(path)
         self._content = self.mapping(content, "the whole file")

@@ -1,4 +1,4 @@
-"""Graphs that DGL or OGB hold: saved ones, and data sets through the packages' own loaders."""
+"""Graphs of DGL and OGB: saved files, and data sets through the packages' own loaders."""
 
 from __future__ import annotations
 
@@ -89,10 +89,8 @@ def dgl_dataset_names() -> dict[str, str]:
 
 
 def load_dgl_dataset(name: str, root: str | None = None) -> GraphArrays:
-    """The single graph of a `dgl.data` data set (`cora`, `reddit`, `CoraGraphDataset` ...).
-
-    root: DGL's `raw_dir`; None is DGL's own folder. Raises SarError when it cannot be downloaded or
-    is no single graph.
+    """The single graph of a `dgl.data` data set (`cora`, `reddit`, `CoraGraphDataset` ...);
+    ``root`` is DGL's `raw_dir`. Raises SarError when it cannot be downloaded or is no single graph.
     """
     dgl = require_dgl(f"data set {name!r}")
     maker = getattr(dgl.data, dgl_dataset_names().get(name.lower(), name))
@@ -113,9 +111,8 @@ def load_dgl_dataset(name: str, root: str | None = None) -> GraphArrays:
 
 @contextlib.contextmanager
 def ogb_loader(kind: str, name: str, root: str | None) -> Iterator[tuple[Any, str]]:
-    """OGB's module `dataset_dgl` for data sets of a kind, and their folder; unpickles nothing else
-    than plain data inside. Raises as `load_ogb_dataset`.
-    """
+    """OGB's module `dataset_dgl` for data sets of a kind, and their folder; inside, only plain data
+    is unpickled. Raises as `load_ogb_dataset`."""
     require_dgl(f"data set {name!r}")
     root = root or DEFAULT_OGB_ROOT
     with explained(name, root):
@@ -128,8 +125,8 @@ def load_ogb_dataset(name: str, root: str | None = None) -> GraphArrays:
     """An OGB node-property data set (`ogbn-arxiv`, `ogbn-mag` ...) with its split as masks.
 
     root: OGB's folder, "dataset" below the working directory by default, as in OGB. Labels of one
-    column become a vector; a label that is missing (NaN) becomes -1. Raises MissingDependencyError
-    without ogb, SarError when it cannot be downloaded.
+    column become a vector, missing ones (NaN) -1. Raises MissingDependencyError without ogb,
+    SarError when it cannot be downloaded.
     """
     with ogb_loader("nodeproppred", name, root) as (loader, root):
         dataset = loader.DglNodePropPredDataset(name=name, root=root)
@@ -155,14 +152,12 @@ def load_ogb_dataset(name: str, root: str | None = None) -> GraphArrays:
 
 
 def _as_vector(column: Tensor) -> Tensor:
-    """A matrix of one column."""
     is_one = column.dim() == 2 and column.shape[1] == 1
     return column[:, 0].contiguous() if is_one else column
 
 
 @contextlib.contextmanager
 def explained(name: str, folder: str) -> Iterator[None]:
-    """Turn what the loaders do when a download fails or is refused into one SarError."""
     try:
         yield
     except NotPlainError as error:
@@ -180,10 +175,10 @@ def explained(name: str, folder: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def weights_only_loads(module, root: Path) -> Iterator[None]:
-    """While inside, `torch.load` of `module` (OGB's loader) reads plain data below `root` only.
+    """Inside, `torch.load` of `module` (OGB's loader) reads plain data below `root` only.
 
     OGB 1.3.6 calls `torch.load(path)` on its own files; they hold numpy arrays, which torch's safe
-    loading refuses unless they are listed. Nothing is ever unpickled without restriction.
+    loading refuses unless they are listed.
     """
     root = root.resolve()
 
@@ -202,7 +197,7 @@ def weights_only_loads(module, root: Path) -> Iterator[None]:
 
 
 def _numpy_globals() -> list[Any]:
-    """What pickled numpy arrays of numbers refer to, under the names of numpy 1 and 2."""
+    """Names that pickled numpy arrays of numbers refer to, of numpy 1 and 2."""
     # An array's pickle names private functions of numpy; numpy itself says which.
     makers = np.empty(0).__reduce__()[0], np.float64(0).__reduce__()[0]
     listed: list[Any] = [np.ndarray, np.dtype]
@@ -215,16 +210,10 @@ def _numpy_globals() -> list[Any]:
 def load_ogb_links(name: str, root: str | None = None) -> GraphArrays:
     """An OGB link-property data set (`ogbl-collab`, `ogbl-wikikg2` ...) with its split as masks.
 
-    Edges of training come first, as OGB's graph has them; then those of `valid` and of `test`: each
-    edge has `train_mask`, `val_mask` and `test_mask`. Where the graph has its edges in both
-    directions those that are held out come in both, too, each beside the other. Columns of edges
-    that the split has (`weight`, `year`) are kept; what it does not say of edges that are held out
-    is 0. Relations of knowledge graphs are numbers in `etype`; those of `ogbl-biokg` are edge types
-    beside. Negatives that the split names, of any part, are left out with one warning: they are no
-    edges (`NegativeSampler` draws some).
-
-    root: OGB's folder, "dataset" below the working directory by default, as in OGB. Raises
-    MissingDependencyError without ogb, SarError when it cannot be downloaded or contradicts itself.
+    `docs/formats.md` tells what becomes of its edges; those held out in both directions lie beside
+    each other. Negatives of any part are left out with one warning: they are no edges
+    (`NegativeSampler` draws some). Arguments as of :func:`load_ogb_dataset`; raises as it, and
+    SarError for a data set that contradicts itself.
     """
     with ogb_loader("linkproppred", name, root) as (loader, root):
         dataset = loader.DglLinkPropPredDataset(name=name, root=root)
@@ -238,12 +227,11 @@ def load_ogb_links(name: str, root: str | None = None) -> GraphArrays:
 
 
 def _with_held_out(graph: GraphArrays, split: Mapping[str, Mapping[str, Any]]) -> GraphArrays:
-    """The graph of training with the edges of `valid` and `test` behind, and masks.
+    """The training graph with the edges of `valid` and `test` behind its own, and masks.
 
-    split: as of OGB's `get_edge_split()`: by part, `edge` [n, 2], or `source_node` and
-        `target_node` [n], or `head`, `relation` and `tail` [n] (with `head_type` and `tail_type`
-        where there are several types), and columns.
-    Raises ValueError, KeyError, IndexError, TypeError for what contradicts.
+    split: OGB's `get_edge_split()`: by part, `edge` [n, 2]; `source_node`, `target_node` [n]; or
+        `head`, `relation`, `tail` [n] (`head_type`, `tail_type` if there are several); and columns.
+    Raises ValueError, KeyError, IndexError, TypeError for contradictions.
     """
     left = [f"{part}.{key}" for part, content in split.items() for key in content if "neg" in key]
     if left:
@@ -267,8 +255,8 @@ def _with_held_out(graph: GraphArrays, split: Mapping[str, Mapping[str, Any]]) -
 
 
 def _name_relations(graph: GraphArrays) -> dict[tuple[int, str, str], EType]:
-    """Renames OGB's column `reltype` [E, 1]; the edge type of a relation's number and its ends'
-    types, for graphs of several edge types."""
+    """Rename OGB's column `reltype` [E, 1] to `etype`; the edge type of (relation's number, source
+    type, destination type), for graphs of several edge types."""
     found: dict[tuple[int, str, str], EType] = {}
     for etype, columns in graph.edge_data.items():
         columns |= {key: _as_vector(column) for key, column in columns.items()}
@@ -284,7 +272,7 @@ def _edges_of(
     part: Mapping[str, Any],
     relations: Mapping[tuple[int, str, str], EType],
 ) -> list[tuple[EType, Tensor, dict[str, Tensor]]]:
-    """By edge type, ends [2, n] and columns of what is held out."""
+    """Held-out edges by edge type: ends [2, n] and columns."""
     if "head" not in part:
         (etype,) = graph.edges
         pair = (part["source_node"], part["target_node"]) if "edge" not in part else None
@@ -315,7 +303,7 @@ def _ids(values: Any) -> Tensor:
 def _append(
     graph: GraphArrays, etype: EType, ends: Tensor, columns: dict[str, Tensor], mask: str
 ) -> None:
-    """More edges of a type; what is not said of them is 0."""
+    """Append edges to a type; columns that they do not have are 0."""
     (src, dst), known = graph.edges[etype], graph.edge_data[etype]
     graph.edges[etype] = torch.cat([src, ends[0]]), torch.cat([dst, ends[1]])
     for key, column in known.items():

@@ -1,26 +1,7 @@
 """A graph that a YAML or JSON file describes, and bare files of edges.
 
-```yaml
-name: papers
-nodes:                      # left out: one type of nodes, whose ids are 0..N-1, N the largest + 1
-  paper:
-    count: 1000             # ids are 0..999
-    ids: {files: "papers-*.parquet", column: paper_id}   # or: external ids, row r is node r
-    columns:
-      feat: {files: feat.npy}
-      emb: {files: "papers-*.parquet", columns: [e0, e1]}
-edges:
-  - type: [paper, cites, paper]    # left out: ("_N", "_E", "_N")
-    files: ["cites-*.parquet"]     # relative to the description
-    src: citing                    # a column's name, or number where files name none
-    dst: cited
-    columns: {weight: w}
-```
-
-`ids: external`, or nothing at all about a type among several, numbers ids of any kind in the order
-in which edges name them: type after type, row after row, the source before the destination. Such a
-type has no rows, so it cannot have columns. Where ids in CSV are texts that may look like integers,
-say `ids: text`, or of a table `dtype: text`.
+`docs/formats.md` has an example and the table of keys. A type with `ids: external`, or about which
+nothing is said among several types, has no rows, so it cannot have columns.
 """
 
 from __future__ import annotations
@@ -48,9 +29,8 @@ _COLUMN_KEYS = ("files", "column", "columns", "delimiter", "dtype")
 def read_description(
     path: Path, scratch: Path, *, allow_nan: bool = False, progress: Progress = silent
 ) -> GraphArrays:
-    """The graph that the file describes; edges and copied columns lie in ``scratch``.
-
-    allow_nan: take features and weights that are no finite numbers.
+    """The graph that the file describes; edges and copied columns lie in ``scratch``. ``allow_nan``
+    takes features and weights that are no finite numbers.
 
     Raises ValueError naming the file, and the key, or the row and the value; FileNotFoundError for
     files that are not there; OSError for a full disk.
@@ -79,13 +59,11 @@ def read_edges(
     allow_nan: bool = False,
     progress: Progress = silent,
 ) -> GraphArrays:
-    """A homogeneous graph out of files of edges alone.
+    """A homogeneous graph out of files of edges alone; raises as :func:`read_description`.
 
-    The columns `src` and `dst`, where there are such, else the first two, are ids: integers are
-    the numbers of the nodes, texts get numbers in the order in which they come. Other columns of
-    numbers become edge data; columns of texts are left out, with a warning.
-
-    Raises as :func:`read_description`.
+    Columns `src` and `dst`, or else the first two, are ids: integers are the numbers of nodes,
+    texts get numbers in the order in which they come. Other columns of numbers become edge data;
+    columns of texts are left out, with a warning.
     """
     table = table_of([Path(path) for path in paths])
     src, dst = _ends(table)
@@ -104,14 +82,13 @@ def read_edges(
 
 
 def _ends(table: Table) -> tuple[Key, Key]:
-    """The columns of ids where nobody named them."""
     keys = table.keys()
     need(len(keys) > 1, f"{table.paths[0]}: has columns {keys}, expected two of ids at least")
     return ("src", "dst") if {"src", "dst"} <= set(keys) else (keys[0], keys[1])
 
 
 def _bare(edges: Edges) -> Nodes:
-    """Nodes of a graph without a word about them: if both columns are texts, external ids."""
+    """Nodes that nobody described: external ids if both columns of ends are texts."""
     return Nodes(dense=any(edges.table.integers((edges.src, edges.dst)).values()))
 
 
@@ -127,7 +104,7 @@ def _load(path: Path) -> Any:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A mapping, none of whose keys is there twice: of two, one would be lost without a word."""
+    """A mapping; ``ValueError`` for a repeated key, of which one would be lost without a word."""
     keys = [key for key, _ in pairs]
     for number, key in enumerate(keys):
         need(key not in keys[:number], f"key {key!r} is there twice")
@@ -135,8 +112,6 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 class _Loader(yaml.SafeLoader):
-    """Plain values only, and each key once."""
-
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
         _once([(self.construct_object(key, deep=True), None) for key, _ in node.value])
         return super().construct_mapping(node, deep)
@@ -149,16 +124,13 @@ class Checked:
         self.path = path
 
     def need(self, is_good: object, where: str, what: str) -> None:
-        """Raises ValueError unless it is."""
         need(is_good, f"{self.path}: {where}: {what}")
 
     def want(self, is_good: object, where: str, value: Any, expected: str) -> None:
-        """:meth:`need` in the words that most have."""
         # What is nested deep or long is cut: an alias can make a few lines endless.
         self.need(is_good, where, f"is {reprlib.repr(value)}, expected {expected}")
 
     def known(self, name: Any, names: Collection[str], where: str, what: str) -> None:
-        """:meth:`need` it among others."""
         near = "" if name in names else closest_name(str(name), names)
         text = f"{what} {name!r} is unknown{near}; expected {', '.join(names)}"
         self.need(name in names, where, text)
@@ -180,24 +152,21 @@ class Checked:
 
 
 class _Reader(Checked):
-    """Checks a description, part by part."""
-
     def table(self, value: Any, keys: Sequence[str], where: str) -> dict[str, Any]:
-        """A mapping with no other keys."""
         self.want(isinstance(value, dict), where, value, f"a mapping of {', '.join(keys)}")
         for key in value:
             self.known(key, keys, where, "key")
         return value
 
     def mapping(self, value: Any, where: str) -> dict[str, Any]:
-        """Of anything by name; nothing is an empty one."""
         found = {} if value is None else value
         is_good = isinstance(found, dict) and all(isinstance(one, str) and one for one in found)
         self.want(is_good, where, value, "a mapping with names as keys")
         return found
 
     def files(self, value: Mapping[str, Any], where: str, keys: Sequence[Key]) -> Table:
-        """``keys``: of the columns; numbers are for files whose first line names none."""
+        """The table of ``files``; numbers among ``keys`` ask for files whose first line names no
+        columns."""
         given = value.get("files")
         given = [given] if isinstance(given, str) else given
         patterns = self.texts(given, f"{where}.files", "names of files")

@@ -138,14 +138,13 @@ def bibliography_graph(
 
 
 def _whole(value: int, name: str, least: int, most: int | None = None) -> None:
-    """numpy's integers are integers, too."""
     expect.integer(operator.index(value), name, at_least=least, at_most=most)
 
 
 def _around(
     rng: np.random.Generator, labels: np.ndarray, classes: int, features: int, signal: float
 ) -> dict[str, Tensor]:
-    """Labels, and features around a vector of each class."""
+    """Labels, and features around a random vector of each class."""
     centers = rng.standard_normal((classes, features), dtype=np.float32) * np.float32(signal)
     feat = rng.standard_normal((len(labels), features), dtype=np.float32)
     feat += centers[labels]

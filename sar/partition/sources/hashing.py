@@ -1,8 +1,8 @@
 """Compiled hash tables from ids to the numbers 0, 1, ... in the order in which they come.
 
-A table is an array of 2^k words: 0 where nothing is, else the upper half is a part of the hash and
-the lower half the number plus 1. It is probed from the hash's highest bits on, one word after
-another. What has the same hash is told apart by the ids themselves, so nothing collides unseen.
+A table has 2^k words: 0 is empty, else the upper half is a part of the hash and the lower half the
+number plus 1. Probing is linear from the hash's highest bits on; equal hashes are told apart by the
+ids themselves, so nothing collides unseen.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ def number_ints(
     table: Any, shift: Any, known: Any, count: int, ids: Any, out: Any, add: bool
 ) -> Any:
     """``out[i]`` becomes the number of ``ids[i]``; -1 where it is unknown, unless ``add``.
+    ``known`` has the ids by number, and with ``add`` room for all. Returns how many ids are known
+    now.
 
-    known: [>= count + len(ids) with ``add``] ids by number. Returns how many there are now.
-
-    Many ids at a time are looked for where they belong, without a branch, so that the processor
-    does not wait for one word after another; those that are not there are searched for.
+    Many ids at a time are looked up where they belong, without a branch, so that the processor does
+    not wait for one word after another; those that are not there are searched for.
     """
     mask = np.uint64(table.shape[0] - 1)
     hashes = np.empty(_AT_ONCE, np.uint64)
@@ -91,11 +91,8 @@ def number_texts(
     table: Any, shift: Any, known: Any, ends: Any, count: int, data: Any, bounds: Any, out: Any,
     add: bool,
 ) -> Any:  # fmt: skip
-    """As :func:`number_ints` of texts: number i is ``known[ends[i]:ends[i + 1]]``, and the wanted
-    one i ``data[bounds[i]:bounds[i + 1]]``. ``known`` and ``ends`` have room with ``add``.
-
-    The second result means nothing: for it, words and the beginnings of texts are read ahead.
-    """
+    """As :func:`number_ints` of texts: number i is ``known[ends[i]:ends[i + 1]]``, id i is
+    ``data[bounds[i]:bounds[i + 1]]``. The second result only keeps the reading ahead alive."""
     mask = np.uint64(table.shape[0] - 1)
     touched: Any = np.int64(0)
     hashes = np.empty(_AT_ONCE, np.uint64)

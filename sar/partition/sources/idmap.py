@@ -1,4 +1,4 @@
-"""Ids of nodes as they are outside, 64-bit integers or texts, and the numbers 0, 1, ... of rows."""
+"""External ids of nodes, 64-bit integers or texts, and their numbers 0, 1, ... as rows."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def external(block: Block, at: int, key: Key) -> np.ndarray | pa.LargeStringArra
 
 
 class Dense:
-    """Ids that are numbers already, below ``expected``, or where it is `None` below any."""
+    """Ids that are row numbers already, below ``expected`` unless that is `None`."""
 
     def __init__(self, ntype: str, expected: int | None) -> None:
         self._ntype, self._expected, self._above = ntype, expected, 0
@@ -62,7 +62,7 @@ class Dense:
         return self._above if self._expected is None else self._expected
 
     def number(self, block: Block, at: int, key: Key) -> np.ndarray:
-        """int64 [n] of the ids of a column. Raises ValueError naming file, row and value."""
+        """int64 [n] of the ids of a column. Raises ``ValueError`` naming file, row and value."""
         ids = external(block, at, key)
         if not isinstance(ids, np.ndarray):
             others = pyarrow.compute.match_substring_regex(ids, r"^-?\d+$")
@@ -83,8 +83,8 @@ class Dense:
 
 
 def check_dense(count: int, ends: int, where: str, advice: str) -> None:
-    """Refuse a count that was told by the largest id alone, and is out of proportion to the edges'
-    number of ``ends``."""
+    """Refuse a count told by the largest id alone and out of proportion to the number ``ends`` of
+    edges' ends."""
     if count > max(_DENSE_NODES, _DENSE_PER_END * ends):
         raise ValueError(f"{where}: ids go up to {count - 1} in {ends // 2} edges; {advice}")
 
@@ -106,11 +106,9 @@ class IdMap:
 
     @property
     def are_texts(self) -> bool | None:
-        """Whether ids are; ``None`` while there are none."""
         return None if self._known is None else isinstance(self._known, _Texts)
 
     def number(self, block: Block, at: int, key: Key) -> np.ndarray:
-        """As :meth:`Dense.number`."""
         ids = external(block, at, key)
         found = self._table(ids, block, key).number(ids, add=not self.closed)
         if self.closed and len(found) and found.min() < 0:
@@ -120,8 +118,8 @@ class IdMap:
         return found
 
     def number_ends(self, block: Block, src: Key, dst: Key) -> tuple[np.ndarray, np.ndarray]:
-        """:meth:`number` of columns 0 and 1 that hold ids of this type both: row after row, the
-        source before the destination, so that numbers do not depend on how a file is cut."""
+        """:meth:`number` of columns 0 and 1, both of this type: row after row, the source before
+        the destination, so that numbers do not depend on how a file is cut."""
         ends = external(block, 0, src), external(block, 1, dst)
         for ids, key in zip(ends, (src, dst)):
             table = self._table(ids, block, key)
@@ -175,18 +173,17 @@ def _value(ids: np.ndarray | pa.Array, row: int) -> int | str:
 
 
 class _Table:
-    """A hash table that grows."""
-
     def __init__(self) -> None:
         self.count, self._bits = 0, 10
         self._words = np.zeros(1 << self._bits, np.uint64)
 
     def _place(self, ids: Any, out: np.ndarray, count: int, add: bool) -> int:
-        """Numbers of ``ids`` where ``count`` have one; how many have one then."""
+        """Numbers of ``ids`` into ``out``, where ``count`` ids have one; returns how many have one
+        then."""
         raise NotImplementedError
 
     def _known(self, low: int, high: int) -> Any:
-        """The ids of these numbers."""
+        """The ids of numbers ``[low, high)``."""
         raise NotImplementedError
 
     def _make_room(self, more: int) -> None:

@@ -1,16 +1,6 @@
 """Reads a graph from an `.npz` file: homogeneous, heterogeneous, or triples of a knowledge graph.
 
-Never unpickles. Keys (see `docs/formats.md` for the same table with an example):
-
-homogeneous     `num_nodes`, `src`, `dst` (with `undirected_once`: each edge is stored in one
-direction only);
-                `feat`, or CSR as `feat_data feat_indices feat_indptr feat_shape`; `label`; `*_mask`
-                [N]; `*_masks` [splits, N], which become [N, splits]; any other array of N rows is
-                node data too
-heterogeneous   the same with the node type after a slash, and `edges/<src>/<relation>/<dst>` [2, E]
-triples         `num_entities`, `train`, `valid`, `test` [n, 3] = (head, relation, tail); they
-become edges
-                head -> tail with edge data `etype` (int64), `train_mask`, `val_mask`, `test_mask`
+Never unpickles. `docs/formats.md` has the table of keys.
 """
 
 import os
@@ -44,9 +34,7 @@ def read_node_data(
     path: str | os.PathLike, num_nodes: Mapping[str, int]
 ) -> dict[str, dict[str, Tensor]]:
     """Columns of nodes alone, by type: `name`, or `name/ntype` where there are several types.
-
-    Raises ValueError with file and key for what is damaged or has not a row for each node.
-    """
+    Raises ``ValueError`` with file and key for what is damaged or has not a row for each node."""
     found: dict[str, dict[str, Tensor]] = {ntype: {} for ntype in num_nodes}
     try:
         for key, value in _arrays(path).items():
@@ -147,7 +135,7 @@ def _ids(content: _Content, key: str) -> Tensor:
 
 
 def _node_data(content: _Content, count: int, suffix: str = "") -> dict[str, Tensor]:
-    """Columns of a node type; ``suffix`` is what their names have behind them in the file."""
+    """Columns of a node type; ``suffix`` ends their names in the file."""
     data = {}
     if "feat_data" in content:
         data["feat"] = torch.from_numpy(storable(_densify(content, count)))
@@ -170,7 +158,7 @@ def _node_data(content: _Content, count: int, suffix: str = "") -> dict[str, Ten
 
 
 def _densify(content: _Content, count: int) -> np.ndarray:
-    """The dense [N, F] matrix of a CSR one; all is checked first, numpy's indices wrap around."""
+    """The dense [N, F] matrix of a CSR one, checked first: numpy's indices wrap around."""
     values, columns, pointers, shape = (content[key] for key in CSR)
     is_good = shape.shape == (2,) and int(shape[0]) == count and int(shape[1]) >= 0
     need(is_good, f"feat_shape is {shape.tolist()}, expected [{count}, F]")

@@ -61,7 +61,7 @@ _KINDS = (ValueError, FileNotFoundError, OSError, errors.MissingDependencyError,
 
 
 class Opened(NamedTuple):
-    """A graph, and for partitions int32 [N], the part of each node, and how many there are."""
+    """A graph; of partitions also int32 [N] ``parts`` of the nodes and the number of parts."""
 
     graph: GraphArrays
     parts: np.ndarray | None = None
@@ -71,12 +71,8 @@ class Opened(NamedTuple):
 def open_input(
     text: str, scratch: Path, *, allow_nan: bool = False, progress: Progress = silent
 ) -> Opened:
-    """The graph that ``text`` names; what is larger than memory comes to lie in ``scratch``.
-
-    External ids are kept in ``scratch/ids/<node type>.parquet``, where there are such.
-
-    Args:
-        allow_nan: take features and weights that are no finite numbers.
+    """The graph that ``text`` names; what is larger than memory lies in ``scratch``, and external
+    ids in ``scratch/ids/<node type>.parquet``. ``allow_nan`` takes data that are no finite numbers.
 
     Raises ``ValueError`` or ``SarError`` that names the file, and row and value where it can;
     ``FileNotFoundError``; ``MissingDependencyError``; ``OSError`` for a full disk.
@@ -108,7 +104,7 @@ def open_input(
 
 
 def reads_other_files(text: str) -> bool:
-    """Whether what ``text`` names is spread over files that it does not name itself."""
+    """Whether ``text`` names a graph spread over files that it does not name itself."""
     return text.endswith((*DESCRIPTIONS, ".json")) or glob.has_magic(text) or os.path.isdir(text)
 
 
@@ -123,7 +119,8 @@ def _missing(text: str) -> FileNotFoundError:
 
 
 def _main_file(path: Path) -> Path:
-    """Of a folder: DGL's chunks, itself if it holds others' partitions, or its only JSON."""
+    """The file of a folder: DGL's chunks, or its only JSON; the folder itself for foreign
+    partitions."""
     chunked = path / _CHUNKED
     if not path.is_dir() or (is_foreign(path) and not chunked.is_file()):
         return path
@@ -134,7 +131,6 @@ def _main_file(path: Path) -> Path:
 
 
 def _open_described(path: Path, scratch: Path, allow_nan: bool, progress: Progress) -> Opened:
-    """A description, DGL's chunks, or partitions: the keys tell."""
     if path.is_dir():
         return _open_partitions(path, path, scratch, progress)
     if not path.is_file():
@@ -150,7 +146,8 @@ def _open_described(path: Path, scratch: Path, allow_nan: bool, progress: Progre
 
 
 def _open_partitions(path: Path, folder: Path, scratch: Path, progress: Progress) -> Opened:
-    """External ids, which a cut before kept, come along: nodes have the numbers that they had."""
+    """Open partitions; external ids that an earlier cut kept come along, as nodes keep their
+    numbers."""
     from sar.partition.sources.parts import read_partitions
 
     opened = Opened(*read_partitions(path, scratch, progress), read_book(path).num_parts)
@@ -194,9 +191,9 @@ def open_source(text: str) -> GraphArrays:
     """The graph that `text` names; every node type has `orig_id`.
 
     `synthetic`, `rmat` and `bibliography` take the options of their `.._graph` as
-    `:name=value,...`; a data set takes `:root=FOLDER`. Raises ValueError for what is unknown or
-    damaged (with the closest known name), FileNotFoundError, SarError when a data set cannot be
-    had, MissingDependencyError.
+    `:name=value,...`; a data set takes `:root=FOLDER`. Raises ValueError for what is unknown (with
+    the closest known name) or damaged, FileNotFoundError, SarError when a data set cannot be had,
+    MissingDependencyError.
     """
     if os.path.isfile(text):
         return read_npz(text) if text.endswith(".npz") else read_dgl_file(text)
@@ -245,13 +242,9 @@ def _parse_options(source: str, text: str, types: Mapping[str, type]) -> dict[st
 
 
 def open_apart(text: str) -> GraphArrays:
-    """What :func:`open_source` gives, read by a child where others' compiled code reads it.
-
-    That code ends the process, or worse, where a file is damaged; the child hands the arrays back
-    in a file that holds nothing but tensors.
-
-    Raises as :func:`open_source`, and ``ValueError`` when the child dies.
-    """
+    """:func:`open_source` in a child process where others' compiled code reads the file: it ends
+    the process, or worse, where a file is damaged. The child hands the arrays back in a file of
+    tensors alone; ``ValueError`` when it dies."""
     if text.endswith(".npz") or text.partition(":")[0] in GENERATORS:
         return open_source(text)
     with scratch_folder() as folder:
@@ -272,7 +265,6 @@ def open_apart(text: str) -> GraphArrays:
 
 
 def main(text: str, folder: str) -> int:
-    """The child: leave arrays, or an error."""
     try:
         if os.path.isfile(text):
             _limit(os.path.getsize(text))

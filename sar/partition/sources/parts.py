@@ -1,7 +1,7 @@
 """An existing partitioning as a graph again, so that it can be cut anew or written otherwise.
 
-Part after part is read, and its rows are put where their original ids say: into files, which
-are mapped. In memory are the edges of one part, 20 to 40 bytes each, and 12 bytes for each node.
+The rows of each part are put where their original ids say, into mapped files. In memory are the
+edges of one part, 20 to 40 bytes each, and 12 bytes for each node.
 """
 
 from __future__ import annotations
@@ -34,16 +34,12 @@ from sar.partition.progress import NOBODY, Counter, Progress, blocks, rows_in, s
 def read_partitions(
     path: str | os.PathLike, scratch: Path, progress: Progress = silent
 ) -> tuple[GraphArrays, np.ndarray]:
-    """The graph whose partitions lie at ``path``, and int32 [N] the part of each node, types one
-    after another.
+    """The graph whose partitions lie at ``path`` (a JSON, or a folder of PyG's or GraphLearn's),
+    and int32 [N] the part of each node, types one after another. Its arrays are maps of files in
+    ``scratch``.
 
-    Ids are the original ones where the partitions hold them: ``orig_id`` and ``orig_eid``, if each
-    id from 0 on comes once; else the partitioning's own, and what they hold stays as a column.
-    Partitions without them get the ids that they have here as `orig_id`.
-
-    Args:
-        path: a JSON that DGL or this library wrote, or a folder of PyG's or GraphLearn's.
-        scratch: a folder for the graph's arrays, which are read from there as long as it is used.
+    Ids are ``orig_id`` and ``orig_eid``, if the partitions hold each id from 0 on once; else the
+    partitioning's own, and a stored column stays. Nodes without an `orig_id` get these.
 
     Raises ``PartitionError`` for files that are missing, damaged or contradict each other, and
     ``OSError`` that names a file of ``scratch``.
@@ -90,14 +86,9 @@ def read_partitions(
 
 
 class _Rows:
-    """Nodes or edges of a type: the ids that they get, and their columns, the same in each part, in
-    files that are filled in any order.
-
-    torch's bfloat16, which numpy does not know, lies there as integers.
-
-    Args:
-        kind: the type, as names of features begin. number: the feature of original ids.
-    """
+    """Nodes or edges of a type: their ids, and their columns (the same in each part), in files that
+    are filled in any order. bfloat16, which numpy does not know, lies there as integers. ``kind``
+    is the type, as names of features begin; ``number`` the feature of original ids."""
 
     def __init__(self, book: PartitionBook, kind: str, number: str, stem: Path) -> None:
         ranges = book.node_ranges if number == ORIG_ID else book.edge_ranges
@@ -115,7 +106,7 @@ class _Rows:
     def find_numbers(
         self, store_of: Callable[[int], FeatureStore], counter: Counter = NOBODY
     ) -> None:
-        """Whether all parts together hold each id below the total once."""
+        """Find out whether all parts together hold each original id below the total once."""
         self._by_original = self._book.is_foreign or self._are_numbered(store_of)
         counter.add(self.total)
 
@@ -136,7 +127,7 @@ class _Rows:
         return count == self.total and _all(seen)
 
     def ids(self, store: FeatureStore, part: int) -> np.ndarray:
-        """int [n], of a part's rows. Raises ``PartitionError``."""
+        """int [n] ids of a part's rows. Raises ``PartitionError``."""
         if not self._by_original:
             return np.arange(self._bounds[part], self._bounds[part + 1])
         ids = store[self._number].numpy()
@@ -146,7 +137,7 @@ class _Rows:
         return ids
 
     def add(self, store: FeatureStore, part: int, ids: np.ndarray, counter: Counter) -> None:
-        """A part's columns. Raises ``PartitionError`` where part 0 has others."""
+        """Write a part's columns. Raises ``PartitionError`` where part 0 has others."""
         prefix, kinds = f"{self._kind}/", {}
         without = self._number if self._by_original and self._number.endswith(ORIG_EID) else ""
         for name in store:
@@ -167,7 +158,6 @@ class _Rows:
                 self._files[name][ids[low:high]] = _stored(read(low, high))
 
     def tensors(self) -> dict[str, Tensor]:
-        """The columns, from the files."""
         self._files, found = {}, {}
         for number, (name, (dtype, _)) in enumerate((self._kinds or {}).items()):
             column = map_tensor(self.path(number))
@@ -184,7 +174,7 @@ def _all(seen: np.ndarray) -> bool:
 
 
 class _Edges(_Rows):
-    """Also their ends, in files, int64 [E] each."""
+    """:class:`_Rows` with the ends of the edges in files, int64 [E] each."""
 
     def __init__(self, book: PartitionBook, etype: EType, stem: Path) -> None:
         super().__init__(book, ":".join(etype), ORIG_EID, stem)
@@ -198,7 +188,7 @@ class _Edges(_Rows):
     def add_ends(
         self, data: PartitionData, nodes: dict[str, list[np.ndarray]], counter: Counter
     ) -> None:
-        """The edges that end in a part; they count with their ends, and with their columns."""
+        """Write the edges that end in a part; they count with their ends and with their columns."""
         part, shard = data.part_id, data.edges[self.etype]
         ids = self.ids(data.edge_features, part)
         dst_ids = nodes[self.etype[2]][part]
@@ -213,7 +203,7 @@ class _Edges(_Rows):
         self.add(data.edge_features, part, ids, counter)
 
     def ends(self) -> tuple[Tensor, Tensor]:
-        """From the files. Raises ``PartitionError`` where an edge is missing."""
+        """The ends, mapped. Raises ``PartitionError`` where an edge is missing."""
         what = f"{self._book.json_path}: an edge of {self.etype} is in two parts"
         check(_all(self._seen), f"{what}, another in none")
         self._src = self._dst = np.empty(0, np.int64)

@@ -1,4 +1,4 @@
-"""Graphs of PyTorch Geometric: its `Data` and `HeteroData`, in memory or saved by `torch.save`."""
+"""Graphs of PyTorch Geometric: `Data` and `HeteroData`, in memory or saved by `torch.save`."""
 
 from __future__ import annotations
 
@@ -33,14 +33,11 @@ _GLOBAL = "_global_store"
 
 
 def from_pyg(data: Any, name: str) -> GraphArrays:
-    """Arrays of a `Data` or `HeteroData`, or of what its `to_dict()` gives.
+    """Arrays of a `Data` or `HeteroData`, or of its `to_dict()`; nothing is copied that can stay.
 
-    `x` becomes `feat`, `y` `label`, `edge_attr` `feat`, `edge_weight` `weight`, `edge_time` `time`;
-    masks are bool; other tensors with a row for each node, or for each edge, keep their names,
-    where both counts are the same those that begin with `edge_` are of edges. What is neither is
-    left out, with a warning. Nothing is copied that can stay.
-
-    Raises ValueError naming the key.
+    `docs/formats.md` has the table of names. Where a graph has as many edges as nodes, tensors are
+    of edges if their name begins with `edge_`. What has rows of neither is left out, with a
+    warning. Raises ValueError naming the key.
     """
     content = data if isinstance(data, Mapping) else _content(data)
     graph = _hetero(content, name) if _is_hetero(content) else _homogeneous(content, name)
@@ -48,11 +45,9 @@ def from_pyg(data: Any, name: str) -> GraphArrays:
 
 
 def read_pyg_file(path: Path, name: str) -> GraphArrays:
-    """The graph in a file of `torch.save(data)` or `torch.save(data.to_dict())`, mapped.
-
-    Nothing in it is executed: tensors, containers and PyG's own classes are read, by
-    `torch.load(weights_only=True)`; anything else is refused. Raises ValueError naming the file.
-    """
+    """The graph in a file of `torch.save(data)` or `torch.save(data.to_dict())`, mapped. Nothing in
+    it is executed: what is not a tensor, a container or PyG's own class is refused, by
+    `torch.load(weights_only=True)`. Raises ValueError naming the file."""
     content = _load(Path(path))
     if isinstance(content, tuple) and content:  # PyG's data sets: (data, slices, class)
         several = len(content) > 1 and content[1] is not None and not _is_single(content[1])
@@ -68,7 +63,6 @@ def read_pyg_file(path: Path, name: str) -> GraphArrays:
 
 
 def _is_single(slices: Any) -> bool:
-    """Whether the bounds of graphs in a data set's tensors are of one graph."""
     if isinstance(slices, Mapping):
         return all(_is_single(one) for one in slices.values())
     return not hasattr(slices, "__len__") or len(slices) <= 2
@@ -99,7 +93,7 @@ def _load(path: Path) -> Any:
 
 
 def _pyg_classes() -> list:
-    """What a pickled `Data` or `HeteroData` consists of; nothing without torch_geometric."""
+    """Classes that a pickled `Data` or `HeteroData` consists of; none without torch_geometric."""
     try:
         from torch_geometric.data import Data, HeteroData, data, storage
     except ImportError:
@@ -110,7 +104,7 @@ def _pyg_classes() -> list:
 
 
 def _content(data: Any) -> dict:
-    """As `to_dict()`, with the counts of nodes that the object knows and its dictionary may not."""
+    """`to_dict()`, with the counts of nodes that the object knows and its dictionary may not."""
     if not hasattr(data, "to_dict"):
         raise TypeError(f"got {type(data).__name__}, expected Data, HeteroData or a dict")
     content = dict(data.to_dict())
@@ -173,7 +167,7 @@ def _ends(store: Mapping, where: str) -> tuple[Tensor, Tensor]:
 
 
 def _count(store: Mapping, ids: list[Tensor], where: str) -> int:
-    """As PyG tells: said, or the rows of what nodes have, or as many as edges name."""
+    """The number of nodes as PyG tells it: said, or rows of node columns, or the ids of edges."""
     said = store.get("num_nodes")
     if said is not None:
         is_good = type(said) is int and said >= 0
@@ -194,7 +188,6 @@ def _count(store: Mapping, ids: list[Tensor], where: str) -> int:
 def _split(
     store: Mapping, nodes: int | None, edges: int | None, where: str = ""
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Columns of nodes and of edges; warns of what is neither."""
     node_data: dict[str, Tensor] = {}
     edge_data: dict[str, Tensor] = {}
     left = []
@@ -229,7 +222,7 @@ def _put(data: dict[str, Tensor], name: str, value: Any, reserved: str) -> None:
 
 
 def _tensor(value: Any) -> Tensor | None:
-    """On the CPU, of a type that partitions hold if there is one; `None` for what is no tensor."""
+    """``value`` on the CPU, in a storable dtype if there is one; `None` for what is no tensor."""
     if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
         value = torch.from_numpy(np.ascontiguousarray(value))
     if not isinstance(value, Tensor) or value.layout != torch.strided:

@@ -1,7 +1,6 @@
-"""Columns of tables in files, read block by block: Parquet, CSV, TSV (also gzipped) and `.npy`.
+"""Columns of tables in files, a few megabytes at a time: Parquet, CSV, TSV (also gzipped), `.npy`.
 
-No more than a few megabytes of a table are in memory at a time. Rows are counted from 0 in each
-file, and a header is no row.
+Rows are counted from 0 in each file, and a header is no row.
 """
 
 from __future__ import annotations
@@ -38,11 +37,9 @@ ACCEPTED = ".parquet, .csv, .tsv, .csv.gz, .tsv.gz or .npy"
 
 @dataclass(frozen=True)
 class Table:
-    """Files whose rows lie one after another.
+    """Files of one ``kind`` ("parquet", "csv", "npy") whose rows lie one after another.
 
-    kind: "parquet", "csv" or "npy", of all files.
-    delimiter: of CSV. header: whether the first line of a CSV file names columns; `None`: it does
-        unless it consists of numbers.
+    header: the first line of a CSV file names columns; `None`: unless it consists of numbers.
     rows: of each file, where the count is known from elsewhere; another count is an error.
     """
 
@@ -53,17 +50,15 @@ class Table:
     rows: tuple[int, ...] | None = None
 
     def keys(self) -> list[Key]:
-        """Of the columns of the first file: names, or numbers where they have none."""
+        """Names of the columns of the first file, or numbers where they have none."""
         if self.kind == "csv":
             return self._csv(self.paths[0]).keys()
         return list(parquet_schema(self.paths[0]).names) if self.kind == "parquet" else [0, 1]
 
     def numbers(self, keys: Sequence[Key]) -> dict[Key, bool]:
-        """Whether each column holds numbers, as its first rows tell."""
         return {key: _holds_numbers(kind) for key, kind in self._types(keys).items()}
 
     def integers(self, keys: Sequence[Key]) -> dict[Key, bool]:
-        """Whether each column holds integers, or nothing."""
         return {
             key: pa.types.is_integer(kind) or pa.types.is_null(kind)
             for key, kind in self._types(keys).items()
@@ -80,7 +75,7 @@ class Table:
         return {key: schema.field(position(key, schema.names, path)).type for key in keys}
 
     def num_rows(self) -> int:
-        """Of all files, as :meth:`blocks` gives them; 0 where one does not tell, or is damaged."""
+        """Rows of all files; 0 where one does not tell, or is damaged."""
         if self.kind == "csv":
             return 0
         count = _parquet_rows if self.kind == "parquet" else lambda path: len(_matrix(path))
@@ -97,12 +92,9 @@ class Table:
         texts: Sequence[Key] = (),
         floats: Sequence[Key] = (),
     ) -> Iterator[Block]:
-        """The columns ``keys`` of all files, in blocks.
-
-        ids: those that name nodes: of CSV text, where they are no integers.
-        texts: those of CSV that are text, even if they look like integers.
-        floats: those of CSV that are read as floats, even if they begin with integers.
-        """
+        """The columns ``keys`` of all files, in blocks. In CSV, ``ids`` name nodes and are text
+        where they are no integers, ``texts`` are text and ``floats`` are floats whatever they begin
+        with."""
         types = {**dict.fromkeys(floats, pa.float64()), **dict.fromkeys(texts, pa.string())}
         types = self._csv_types(keys, ids, types) if self.kind == "csv" else {}
         widens = [key for key, kind in types.items() if kind == pa.int64() and key not in ids]
@@ -125,7 +117,7 @@ class Table:
     def _csv_types(
         self, keys: Sequence[Key], ids: Sequence[Key], given: Mapping[Key, pa.DataType]
     ) -> dict[Key, pa.DataType]:
-        """Of columns, as the first file that holds something begins: the same for all files."""
+        """Types of columns by the first file that holds something: the same for all files."""
         types = dict(given)
         for key in keys:
             for path in self.paths if key not in types else ():
@@ -151,7 +143,7 @@ def table_of(
     header: bool | None = None,
     rows: tuple[int, ...] | None = None,
 ) -> Table:
-    """The table of these files, of one kind: by their names, unless it is given."""
+    """The table of these files, of one kind, which their names tell unless it is given."""
     for path in paths:
         if not path.is_file():
             raise FileNotFoundError(f"{path}: there is no such file")
@@ -173,11 +165,9 @@ def _kind(path: Path) -> str:
 
 
 def find_files(folder: Path, patterns: Sequence[str]) -> list[Path]:
-    """Files that match, in the order of the patterns and, for each of them, of their names.
-
-    Digits count as numbers: `part-10` comes after `part-9`. Raises FileNotFoundError naming the
-    pattern without match, ValueError for a `**` that would look elsewhere than below `folder`.
-    """
+    """Files that match, in the order of the patterns and, for each, of their names: `part-10` after
+    `part-9`. Raises FileNotFoundError naming a pattern without match, ValueError for a `**` that
+    would look elsewhere than below `folder`."""
 
     def natural(text: str) -> list[tuple[int, str]]:
         return [(int(d) if d else 0, t) for d, t in re.findall(r"(\d+)|(\D+)", text)]
@@ -221,7 +211,7 @@ def array(path: Path) -> np.ndarray:
 
 
 def _matrix(path: Path) -> np.ndarray:
-    """A matrix [n, 2], also of one [2, n], which one with two rows is; or a vector's [n, 1]."""
+    """A matrix [n, 2], also of one [2, n], which one with two rows is; a vector as [n, 1]."""
     found = array(path)
     if found.ndim == 2 and found.shape[0] == 2:
         found = found.T
@@ -233,7 +223,6 @@ def _matrix(path: Path) -> np.ndarray:
 
 
 def _npy_blocks(path: Path, keys: Sequence[Key]) -> Iterator[Block]:
-    """Columns by number."""
     found = _matrix(path)
     for key in keys:
         position(key, ["0", "1"][: found.shape[1]], path)
@@ -243,7 +232,6 @@ def _npy_blocks(path: Path, keys: Sequence[Key]) -> Iterator[Block]:
 
 
 def parquet_schema(path: Path) -> pa.Schema:
-    """Names and types of columns. Raises ValueError naming the file."""
     with reading(path):
         return pa.parquet.read_schema(path, memory_map=True)
 
