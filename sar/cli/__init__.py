@@ -1,1 +1,1 @@
-"""Sub-commands of `sar`; each module has `add_parser(subparsers)` and `run(args) -> status`."""
+"""Sub-commands of `sar`: `commands.py` is their table, and names the function that runs each."""

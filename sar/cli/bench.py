@@ -15,7 +15,6 @@ from sar.errors import SarError
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the measuring package in a process of its own."""
     need_matplotlib("sar bench")  # before minutes of measuring
     root = package_root()
     words = [sys.executable, "-m", "benchmarks.tables", *shlex.split(args.typed)[2:]]
@@ -28,9 +27,7 @@ def run(args: argparse.Namespace) -> int:
 
 def package_root() -> Path:
     """The folder that holds the package ``benchmarks``: the source tree, or what came with a wheel.
-
-    Raises ``SarError`` where neither has it.
-    """
+    Raises ``SarError`` where neither has it."""
     package = Path(sar.__file__).resolve().parent
     for root in (package.parent, package / "_bench"):
         if (root / "benchmarks" / "tables").is_dir():

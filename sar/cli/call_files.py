@@ -1,7 +1,7 @@
-"""What a launcher and the ranks that it started hand each other, in a folder of the launcher's.
+"""Files in a launcher's folder through which it and its ranks hand each other calls and results.
 
-Only the user may look into the folder, so what is unpickled here was written by a process of the
-same launch. Nothing else in the package unpickles.
+Only the user may look into the folder, so what is unpickled was written by the same launch. Nothing
+else in the package unpickles.
 """
 
 from __future__ import annotations
@@ -24,10 +24,8 @@ _MAIN = b"__main__"  # is in what is pickled by reference to the script
 
 
 def write_call(folder: Path, main: Callable[..., Any], args: tuple) -> None:
-    """Store a call for :func:`read_call`.
-
-    Raises ``TypeError`` for what another process cannot import or unpickle.
-    """
+    """Store a call for :func:`read_call`. Raises ``TypeError`` for what another process cannot
+    import or unpickle."""
     for name, value in (("main", main), ("args", args)):
         try:
             content = pickle.dumps(value)
@@ -49,7 +47,7 @@ def write_call(folder: Path, main: Callable[..., Any], args: tuple) -> None:
 
 
 def read_call(folder: Path) -> tuple[Callable[..., Any], tuple]:
-    """The function and its arguments; what they need of the launcher's script is imported."""
+    """The function and its arguments; imports what they need of the launcher's script."""
     place = json.loads((folder / _PLACE).read_text())
     sys.path[:], sys.argv[:] = place["path"], place["argv"]
     script = place["script"]
@@ -73,7 +71,7 @@ def read_call(folder: Path) -> tuple[Callable[..., Any], tuple]:
 
 
 def _script() -> dict[str, str]:
-    """Where the module comes from that Python was started with; empty for a notebook."""
+    """The module or file that Python was started with; empty for a notebook."""
     main = sys.modules["__main__"]
     spec, path = getattr(main, "__spec__", None), getattr(main, "__file__", None)
     if spec is not None:
@@ -82,7 +80,7 @@ def _script() -> dict[str, str]:
 
 
 def write_result(folder: Path, result: Any) -> None:
-    """Raises ``TypeError`` for what cannot be pickled."""
+    """Store what rank 0 returned. Raises ``TypeError`` for what cannot be pickled."""
     try:
         (folder / _RESULT).write_bytes(pickle.dumps(result))
     except Exception as error:
@@ -113,10 +111,8 @@ def write_error(folder: Path, rank: int, error: BaseException) -> None:
 
 
 def first_error(folder: Path) -> BaseException | None:
-    """The error of the rank that failed first by itself, its traceback as the cause.
-
-    ``None`` where ranks failed only because another had gone.
-    """
+    """The error of the rank that failed first by itself, its traceback as the cause; ``None`` where
+    ranks failed only because another had gone."""
     found = []
     for file in folder.glob("error-*"):
         written = pickle.loads(file.read_bytes())

@@ -1,4 +1,4 @@
-"""Options of a command in a YAML file: read as what words say, written as they are in effect."""
+"""Options of a command in a YAML file: read as words are, written as they are in effect."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NOT_KEPT = {one.name for one in COMMON}
 
 
 def read(path: str, options: Sequence[Option], prog: str) -> tuple[dict[str, Any], list[str]]:
-    """The values that a file gives by the options' names, and a message for each that is none."""
+    """Values by the options' names, and a message for each entry of the file that is none."""
     try:
         text = Path(path).read_text()
         # Words as on the command line, and what they are in YAML for arguments of a model.
@@ -48,7 +48,6 @@ def read(path: str, options: Sequence[Option], prog: str) -> tuple[dict[str, Any
 
 
 def _value(one: Option, words: Any, typed: Any) -> Any:
-    """The value of an option; raises ``ValueError``."""
     if isinstance(one.default, dict):
         if not isinstance(typed, dict) or not all(isinstance(key, str) for key in typed):
             raise ValueError(f"got {typed!r}, expected KEY: VALUE lines")
@@ -65,10 +64,8 @@ def _value(one: Option, words: Any, typed: Any) -> Any:
 
 
 def write(options: Sequence[Option], args: argparse.Namespace, path: str) -> None:
-    """Write what ``args`` say, so that :func:`read` brings it back.
-
-    Raises ``ValueError`` naming the file where it cannot be written.
-    """
+    """Write the options in ``args``, so that :func:`read` brings them back. Raises ``ValueError``
+    naming the file where it cannot be written."""
     content = {}
     for one in options:
         value = getattr(args, one.name)

@@ -1,4 +1,4 @@
-"""What a cut is worth, in lines of text: sizes of the parts, the price of balance, a prediction."""
+"""The report of a cut, lines of text: sizes of the parts, the price of balance, a prediction."""
 
 from __future__ import annotations
 
@@ -15,19 +15,15 @@ _INDENT = 9  # columns of a label
 
 
 def model_of(args: argparse.Namespace) -> ModelOptions | None:
-    """What to predict, or nothing where no option asks for it."""
+    """The model to predict, or ``None`` where no option asks for it."""
     given = {name: getattr(args, name) for name in ("model", "layers", "hidden")}
     given = {name: value for name, value in given.items() if value is not None}
     return ModelOptions(**given) if given else None
 
 
 def report_lines(quality: CutQuality, before: CutQuality | None = None) -> list[str]:
-    """The graph, the cut, and the spread of each kind of size over parts.
-
-    Args:
-        before: of the cut that was made without regard to balance, where this one was refined
-            from it: a line tells what balance costs.
-    """
+    """The graph, the cut, and the spread of each kind of size over parts. ``before`` is the cut
+    from which this one was refined for balance: a line tells what balance costs."""
     edges, cut = int(quality.edges.sum()), int(quality.cut_edges.sum())
     share = f" ({100 * quality.cut_share:.1f} %)" if edges else ""
     kinds = f"{len(quality.typed_nodes)} node and {quality.num_etypes} edge types"
@@ -51,13 +47,11 @@ def report_lines(quality: CutQuality, before: CutQuality | None = None) -> list[
 
 
 def spread(counts: np.ndarray) -> str:
-    """Smallest, largest and balance of [P] counts."""
     low, high = int(counts.min()), int(counts.max())
     return f"{low:,} to {high:,} a partition, largest / mean {balance(counts):.3f}"
 
 
 def _price(quality: CutQuality, before: CutQuality) -> str:
-    """Halo rows that balance costs, and what it changes."""
     rows, old = int(quality.halo.sum()), int(before.halo.sum())
     share = f" ({100 * (rows - old) / old:+.1f} %)" if old else ""
     verb = "costs" if rows >= old else "saves"
@@ -75,10 +69,8 @@ def _price(quality: CutQuality, before: CutQuality) -> str:
 def predict_cut(
     graph: GraphArrays, quality: CutQuality, model: ModelOptions | None = None
 ) -> Predicted | None:
-    """The same right after a cut, by default of GraphSAGE with 3 layers of width 256.
-
-    ``None`` where the built-in models do not train on the graph: several types, or no features.
-    """
+    """Memory and traffic of training on a new cut, by default of GraphSAGE with 3 layers of width
+    256; ``None`` where the built-in models do not train on it: several types, or no features."""
     if not graph.is_homogeneous:
         return None
     (data,) = [graph.node_data.get(ntype, {}) for ntype in graph.num_nodes]
@@ -89,7 +81,6 @@ def predict_cut(
 
 
 def prediction_lines(found: Predicted, indent: int = _INDENT) -> list[str]:
-    """Two lines: memory and traffic, and what they are of."""
     model = found.model
     what = (
         f"{model.layers}-layer {model.model}, hidden {model.hidden}, {found.features} features, "

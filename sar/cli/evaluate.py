@@ -50,7 +50,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def work(args: argparse.Namespace, group: Group, device: torch.device) -> None:
-    """What one rank does."""
     content = load_checkpoint(args.checkpoint, group)
     check_fields(content)
     config = content["config"]
@@ -85,7 +84,7 @@ def work(args: argparse.Namespace, group: Group, device: torch.device) -> None:
 
 
 def _chosen(config: dict[str, Any], kind: type) -> dict[str, Any]:
-    """The options of ``kind`` that the checkpoint's run had."""
+    """The options of class ``kind`` that the checkpoint's run had."""
     # files of before do without
     newer: dict[str, Any] = {"args": {}, "call": None, "front_end": None, "target_type": None}
     config = newer | config
@@ -104,7 +103,7 @@ def _chosen(config: dict[str, Any], kind: type) -> dict[str, Any]:
 
 
 def _check_sizes(options: ModelOptions, state: dict[str, Any]) -> None:
-    """Before a model is built that its parameters are not of: it may be of any size."""
+    """Refuse sizes that the stored parameters are not of before a model of any size is built."""
     numbers = sum(value.numel() for value in state.values() if isinstance(value, Tensor))
     for name, most in (("layers", len(state)), ("hidden", numbers), ("heads", numbers)):
         if not options.is_own and getattr(options, name) > most:
@@ -119,7 +118,7 @@ def _results(
     data: NodeData,
     group: Group,
 ) -> dict[str, Tensor]:
-    """``node_id`` int64 [n] and ``prediction`` (int64 [n], or uint8 [n, C]) of this rank."""
+    """int64 [n] ``node_id`` and ``prediction`` (int64 [n], or uint8 [n, C]) of this rank."""
     guess = predict(logits, data.multilabel)
     guess = guess.to(torch.uint8) if data.multilabel else guess
     results = {"node_id": _node_ids(partition, data.ntype, group), "prediction": guess.cpu()}
@@ -152,11 +151,8 @@ def _gathered(results: dict[str, Tensor], group: Group) -> dict[str, Tensor]:
 
 
 def _write(results: dict[str, Tensor] | None, args: argparse.Namespace, group: Group) -> None:
-    """Write the files of all ranks, or none of them; collective.
-
-    Args:
-        results: ``None`` on a rank that has no file.
-    """
+    """Write the files of all ranks, or none of them; ``results`` is ``None`` on a rank without a
+    file. Collective."""
     name = "predictions.npz"
     if not args.gather:
         name = f"predictions-{group.rank:05d}-of-{group.size:05d}.npz"

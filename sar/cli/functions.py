@@ -1,4 +1,4 @@
-"""A function of the user's on several ranks of this machine, from a script or a notebook."""
+""":func:`launch`: a user's function on several ranks of this machine."""
 
 from __future__ import annotations
 

@@ -28,10 +28,8 @@ DEFAULT_PARTS = 2
 
 
 def resolve_parts(args: argparse.Namespace, num_ranks: int | None) -> tuple[str, int]:
-    """The partitions' JSON or folder, cut now if it must be, and the number of parts.
-
-    Raises ``ValueError`` when there are not as many parts as ranks.
-    """
+    """The partitions' JSON or folder, cut now if it must be, and the number of parts. Raises
+    ``ValueError`` when there are not as many parts as ranks."""
     if not args.input.endswith(".json") and not os.path.isdir(args.input):
         parts = num_ranks or DEFAULT_PARTS
         if reads_other_files(args.input):
@@ -84,10 +82,8 @@ def load_rank(
 
 
 def put_columns(graph: sar.ShardedGraph, partition: PartitionData, names: Sequence[str]) -> None:
-    """Let the graph have columns of edges that its model is called with.
-
-    Raises ``ValueError``, alike on every rank, where the partitions hold none of the name.
-    """
+    """Give the graph the columns of edges that its model is called with. Raises ``ValueError``,
+    alike on every rank, where the partitions hold none of the name."""
     for name in names:
         if len(graph.canonical_etypes) > 1:
             raise ValueError(f"call: got {name!r}, a column of edges of one relation, for several")
@@ -100,11 +96,8 @@ def put_columns(graph: sar.ShardedGraph, partition: PartitionData, names: Sequen
 
 
 def cut_into_cache(source: str, parts: int, method: str, seed: int) -> Path:
-    """The JSON of ``source`` cut in ``parts``; made at most once.
-
-    Cut in a process of its own, so that the memory it takes is given back before training. The
-    folder appears under its name when it is whole.
-    """
+    """The JSON of ``source`` cut in ``parts``, made at most once; the folder appears when it is
+    whole. A process of its own cuts, so that its memory is given back before training."""
     folder = cache_folder() / cache_name(source, parts, method, seed)
     if not folder.is_dir():
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -124,7 +117,6 @@ def cut_into_cache(source: str, parts: int, method: str, seed: int) -> Path:
 
 
 def cache_folder() -> Path:
-    """``sar`` below the user's cache folder (``XDG_CACHE_HOME``, else ``~/.cache``)."""
     root = os.environ.get("XDG_CACHE_HOME")
     return (Path(root) if root else Path.home() / ".cache") / "sar"
 

@@ -47,14 +47,12 @@ def _is_as_written(path: str) -> bool:
 
 
 def _progress(parts: Iterable[int]) -> Iterable[int]:
-    """A progress bar where standard error is a terminal; it goes when all is read."""
     from tqdm import tqdm
 
     return tqdm(parts, desc="reading", unit="part", leave=False, disable=None)
 
 
 def render(summary: dict) -> list[str]:
-    """The summary as lines of text."""
     edges, cut = summary["num_edges"], summary["cut_edges"]
     share = f" ({100 * cut / edges:.1f} %)" if edges else ""
     lines = [
@@ -94,7 +92,7 @@ def _balances(summary: dict) -> str:
 
 
 def _busiest(rows: list[list[int]]) -> str:
-    """The pair of parts between which most rows travel, one way."""
+    """The pair of parts between which most rows travel one way, in words."""
     pairs = [(count, source, to) for to, row in enumerate(rows) for source, count in enumerate(row)]
     count, source, to = max(pairs, key=lambda pair: pair[0])
     return f", most from part {source} to part {to}: {count:,}" if count else ""
@@ -120,7 +118,7 @@ def _features(summary: dict) -> list[str]:
 
 
 def aligned(rows: list[list[str]]) -> list[str]:
-    """Rows of equal length in aligned columns: the first to the left, the others to the right."""
+    """Lines of aligned columns: the first to the left, the others to the right."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = []
     for row in rows:

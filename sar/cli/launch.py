@@ -1,4 +1,4 @@
-"""Starting the ranks of a command on this machine, or joining those that ``torchrun`` started."""
+"""Starting the ranks of a command on this machine, or joining those of ``torchrun``."""
 
 from __future__ import annotations
 
@@ -37,7 +37,6 @@ def check_rank_arguments(args: argparse.Namespace) -> None:
 
 
 def backend_of(args: argparse.Namespace) -> str:
-    """The transport's name with the default filled in."""
     return args.backend or ("nccl" if args.device == "cuda" else "gloo")
 
 
@@ -51,8 +50,8 @@ def run_rank(
 ) -> None:
     """Be one rank: join the others, do ``work``, leave. An error is left for them to name.
 
-    Args:
-        check: of what may differ between hosts, such as folders; its error is raised by all ranks.
+    ``check`` looks at what may differ between hosts, such as folders; its error is raised by all
+    ranks.
     """
     device = torch.device("cpu")
     if args.device == "cuda":
@@ -84,13 +83,10 @@ def launch(
 ) -> None:
     """Run ``sar.cli.<command>.work(args, ...)`` on ``nproc`` new processes of this machine.
 
-    Args:
-        address: where they meet, port 0 for any, and are met by ``others``, who start elsewhere.
-        tell: is called with the address when they can.
-
-    Raises ``ValueError`` for many more ranks than cores that nobody asked for, and ``SarError``
-    naming the first failing rank and its error; all ranks have ended then, as they have after an
-    interrupt, which is raised again.
+    They meet at ``address`` (port 0: any), as do ``others``, who start elsewhere; ``tell`` is
+    called with it when they can. Raises ``ValueError`` for many more ranks than cores that nobody
+    asked for, and ``SarError`` naming the first failing rank and its error; all ranks have ended
+    then, as they have after an interrupt, which is raised again.
     """
     if args.nproc is None:
         _check_ranks_a_core(nproc)
@@ -111,14 +107,13 @@ def _check_ranks_a_core(nproc: int) -> None:
 
 
 def threads_of(args: argparse.Namespace, nproc: int) -> int:
-    """How many threads each rank will have, as :func:`worker_environment` says it."""
     return int(worker_environment(nproc, args.threads)["OMP_NUM_THREADS"])
 
 
 def worker_environment(
     nproc: int, threads: int | None, allocator: str = "system"
 ) -> dict[str, str]:
-    """What ranks find in their environment; what the user has set there stays."""
+    """Environment variables of ranks; what the user has set stays."""
     share = max(1, len(os.sched_getaffinity(0)) // nproc)
     own = {"OMP_NUM_THREADS": str(share), "SAR_KEEP_THREADS": "1"}
     asked = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
@@ -128,7 +123,7 @@ def worker_environment(
 
 
 def print_environment(args: argparse.Namespace) -> int:
-    """`sar environment`: what to set for ranks that something else starts."""
+    """`sar environment`: print what to set for ranks that something else starts."""
     is_preloaded(args.allocator)  # raises where something else is
     for name, value in allocator_environment(args.allocator).items():
         if not os.environ.get(name):

@@ -1,8 +1,4 @@
-"""Kinds of values, and the options that several commands take.
-
-Those that the library has, too, are declared by its dataclasses; those of one command alone in the
-table of commands.
-"""
+"""Kinds of values, and the options that several commands take and no dataclass declares."""
 
 from __future__ import annotations
 
@@ -45,7 +41,7 @@ _WHOLE = "rows travel whole; --zeros skip sends fewer bytes"
 
 
 def picture(what: str, dark_for_experts: bool = False) -> tuple[Option, ...]:
-    """``--plot FILE`` and ``--dark``; ``what`` says what is drawn."""
+    """``--plot FILE`` and ``--dark``, for drawing ``what``."""
     return (
         Option("plot", f"draw {what}, .png or .svg", FILE),
         Option("dark", "draw --plot on a dark ground", expert=dark_for_experts),
@@ -53,10 +49,8 @@ def picture(what: str, dark_for_experts: bool = False) -> tuple[Option, ...]:
 
 
 def gone(name: str, instead: str, was: str | None = None) -> Option:
-    """An option that was removed: whoever gives it is told what there is ``instead``.
-
-    ``was`` is its default, which a saved file of options may hold.
-    """
+    """A removed option: whoever gives it is told what there is ``instead``, unless the value is
+    ``was``, its old default, which a saved file of options may hold."""
 
     def parse(text: str) -> str:
         if text != was:

@@ -1,4 +1,4 @@
-"""What commands write: checked before the work, cleared of what a killed run left."""
+"""Checks of outputs before the work; they remove what a killed run left."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ from sar.files import remove_left_over, scratch_folder
 
 
 def check_writable(folder: Path, option: str) -> None:
-    """Try to write in ``folder``, or where it would be made; nothing is left behind.
-
-    Raises ``ValueError`` naming ``option``.
-    """
+    """Try to write in ``folder``, or where it would be made; ``ValueError`` naming ``option`` if
+    not."""
     there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     try:
         with scratch_folder(there):
@@ -24,10 +22,7 @@ def check_writable(folder: Path, option: str) -> None:
 
 
 def check_file(path: Path, option: str) -> None:
-    """The same for the file ``path``, whose old partial file goes.
-
-    Raises ``ValueError`` naming ``option``, also for a folder.
-    """
+    """:func:`check_writable` for the file ``path``, no folder; its old partial file goes."""
     check_writable(path.absolute().parent, option)
     if path.is_dir():
         raise ValueError(f"{option}: {str(path)!r} is a folder, expected a file name")

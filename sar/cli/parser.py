@@ -1,4 +1,4 @@
-"""The words of a command: all mistakes at once, help in two lengths, options from a file."""
+"""The words of a command: all mistakes told at once, help in two lengths, options from a file."""
 
 from __future__ import annotations
 
@@ -36,10 +36,8 @@ class Group:
 class Command:
     """A sub-command.
 
-    Args:
-        run: the module and its function that takes what was read.
-        rules: of what options say together: give messages; asked when each alone is right.
-        fixed: of what is read, beside the options.
+    ``run`` is ``module:function``, which takes what was read. ``rules`` give messages about options
+    together, once each alone is right. ``fixed`` is added to what is read.
     """
 
     def __init__(
@@ -71,17 +69,14 @@ class Command:
         return " ".join([prog, *places, *named, "[options]"])
 
     def show_help(self, prog: str, everything: bool) -> None:
-        """Print the help text."""
         parser = new_parser(prog)
         hidden = len(self.options) - len(self.fill(parser, everything))
         more = f"\n{hidden} more: {prog} --help-all\n" if hidden else ""
         sys.stdout.write(parser.format_help() + more)
 
     def read(self, words: Sequence[str], prog: str) -> argparse.Namespace:
-        """What the words and the file of options say, an attribute for each option.
-
-        Ends the program after ``--help``, and where something is wrong: all of it is told.
-        """
+        """The values of words and of the file of options, an attribute for each option. Ends the
+        program after ``--help``, and where something is wrong: all of it is told."""
         if not set(HELP).isdisjoint(words):
             self.show_help(prog, "--help-all" in words)
             sys.exit(0)
@@ -89,11 +84,8 @@ class Command:
 
 
 class _Reading:
-    """One reading of a command's words, which notes what is wrong.
-
-    Attributes:
-        off: names of the flags that the words take back from a file.
-    """
+    """One reading of a command's words, which notes ``problems``; ``off`` are names of the flags of
+    a file that the words take back."""
 
     def __init__(self, command: Command, prog: str) -> None:
         self.command, self.prog = command, prog
@@ -111,7 +103,8 @@ class _Reading:
         return found
 
     def _mended(self, words: Sequence[str]) -> Iterator[str]:
-        """The words with those options that were probably meant, so that the rest can be read."""
+        """The words, unknown options replaced by those probably meant, so that the rest can be
+        read."""
         for word in _joined(words):
             name, equals, value = word.partition("=")
             if not re.match("--?[A-Za-z]", word) or name in self.known:
@@ -132,7 +125,6 @@ class _Reading:
         return found if found is not None and found.kind is FLAG else None
 
     def _split(self, words: list[str]) -> dict[str, Any]:
-        """The words by the options that they are of."""
         parser = new_parser(self.prog)
         self.command.fill(parser)
         try:
@@ -144,7 +136,7 @@ class _Reading:
         return vars(given)
 
     def _read_values(self, given: dict[str, Any], found: argparse.Namespace) -> bool:
-        """Whether all options have values; those of the file stand where no words do."""
+        """Fill ``found``, words before the file; returns whether all options have values."""
         options, before = self.command.options, len(self.problems)
         filed: dict[str, Any] = {}
         if "config" in given:
@@ -167,7 +159,7 @@ class _Reading:
 
 
 def _with_words(one: Option, before: Any, words: Any) -> Any:
-    """The value of an option that words give, beside those of a file where it may come often."""
+    """The value of an option by its words, added to the file's where it may come often."""
     if words is True:
         return True
     value = one.read(words)
@@ -177,7 +169,7 @@ def _with_words(one: Option, before: Any, words: Any) -> Any:
 
 
 def _joined(words: Sequence[str]) -> list[str]:
-    """Values such as ``-1,5``, which look like options, joined with the option before them."""
+    """Join values such as ``-1,5``, which look like options, with the option before them."""
     found: list[str] = []
     for word in words:
         if re.match("-[0-9]", word) and found and re.fullmatch("--[^=]+", found[-1]):
@@ -188,7 +180,7 @@ def _joined(words: Sequence[str]) -> list[str]:
 
 
 def new_parser(prog: str) -> argparse.ArgumentParser:
-    """A parser without abbreviations whose result has only what was given."""
+    """A parser without abbreviations, whose result has only what was given."""
     width = min(_WIDTH, shutil.get_terminal_size().columns)
     style = partial(argparse.HelpFormatter, max_help_position=_HELP_COLUMN, width=width)
     return argparse.ArgumentParser(
@@ -213,7 +205,7 @@ def _add(section: Any, one: Option) -> argparse.Action:
 
 
 def end(prog: str, problems: Iterable[str]) -> NoReturn:
-    """Tell what is wrong, one mistake in a line, several in a line each, and end."""
+    """Print what is wrong, one mistake in a line, several in a line each, and exit."""
     lines = list(dict.fromkeys(problems))
     text = lines[0] if len(lines) == 1 else "\n  ".join([f"{len(lines)} problems", *lines])
     print(f"{prog}: error: {text}", file=sys.stderr)
@@ -237,8 +229,8 @@ def program(prog: str, commands: Iterable[Command]) -> tuple[argparse.ArgumentPa
 
 
 def completion(shell: str, prog: str, commands: Iterable[Command]) -> str:
-    """A script by which a shell completes commands, options and files. It is text: no key press
-    starts Python. Raises ``ImportError`` without shtab."""
+    """A shell's script that completes commands, options and files. It is text: no key press starts
+    Python. Raises ``ImportError`` without shtab."""
     import shtab
 
     top, offers = program(prog, commands)

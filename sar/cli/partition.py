@@ -101,7 +101,7 @@ def _report(done: Partitioned, args: argparse.Namespace) -> list[str]:
 
 
 class Bars:
-    """A bar on the terminal for each thing that takes time, one after another."""
+    """Progress bars on the terminal, one after another."""
 
     def __enter__(self) -> "Bars":
         self._of, self._done = ("", 0), 0
@@ -112,7 +112,6 @@ class Bars:
         self._close()
 
     def show(self, what: str, done: int, total: int) -> None:
-        """That much of it is done; the bar of what was done before goes."""
         from tqdm import tqdm
 
         if (what, total) != self._of or done < self._done:
@@ -133,7 +132,7 @@ class Bars:
 
 @contextlib.contextmanager
 def _tidy_ends() -> Iterator[None]:
-    """SIGTERM and SIGHUP end this process as an error does: files of the run are removed."""
+    """Inside, SIGTERM and SIGHUP end this process as an error does: the run's files are removed."""
 
     taken: list[signal.Signals] = []
 
@@ -157,7 +156,7 @@ def _tidy_ends() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _warnings_in_a_line() -> Iterator[None]:
-    """Warnings without the line of this program that gave them, above the bar."""
+    """Inside, warnings go above the bar, without the source line that gave them."""
 
     from tqdm import tqdm
 

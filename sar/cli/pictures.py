@@ -1,4 +1,4 @@
-"""Pictures of commands, checked before the work; `sar report`: those of a training run."""
+"""Pictures of commands, checked before the work; `sar report`, which draws a training run's."""
 
 from __future__ import annotations
 
@@ -19,14 +19,13 @@ PAGE = (".html",)
 
 
 def check_pictures(args: argparse.Namespace) -> None:
-    """Raise before the work what would stop ``--plot`` and ``--report`` after it."""
     for name, suffixes in (("plot", SUFFIXES), ("report", PAGE)):
         if (path := vars(args).get(name)) is not None:
             check_picture(Path(path), f"--{name}", suffixes)
 
 
 def check_picture(path: Path, option: str, suffixes: tuple[str, ...]) -> None:
-    """Raises ``ValueError`` naming ``option`` for a name or folder that cannot be written,
+    """Raise ``ValueError`` naming ``option`` for a name or folder that cannot be written,
     ``MissingDependencyError`` without matplotlib."""
     if path.suffix.lower() not in suffixes:
         raise ValueError(
@@ -37,7 +36,6 @@ def check_picture(path: Path, option: str, suffixes: tuple[str, ...]) -> None:
 
 
 def need_matplotlib(who: str) -> None:
-    """Raise ``MissingDependencyError`` where there is none."""
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
@@ -47,13 +45,12 @@ def need_matplotlib(who: str) -> None:
 
 
 def plot_cut(args: argparse.Namespace, found: dict[str, Any]) -> None:
-    """Draw a summary of a cut if ``--plot`` asks for it."""
     if args.plot is not None:
         save(Path(args.plot), partial(draw_cut, found), CUT_SIZE, args.dark)
 
 
 def draw_result(args: argparse.Namespace, result: dict[str, Any]) -> None:
-    """What `--plot` and `--report` ask for, of what `--json` writes."""
+    """Draw what `--plot` and `--report` ask for, of what `--json` writes."""
     if args.plot is not None:
         draw = partial(draw_run, read_run(result))
         save(Path(args.plot), draw, RUN_SIZE, args.dark)
@@ -74,7 +71,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _read(path: Path) -> Any:
-    """The JSON in a file; raises ``ValueError``."""
     try:
         return json.loads(path.read_text())
     except (ValueError, RecursionError) as error:

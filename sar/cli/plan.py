@@ -37,7 +37,6 @@ from sar.run_options import ModelOptions
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the table of settings, or a JSON of it."""
     model = take(ModelOptions, args)
     hardware = _hardware(args)
     check_pictures(args)
@@ -106,7 +105,6 @@ def _hardware(args: argparse.Namespace) -> Hardware:
 
 
 def render(graph: GraphStatistics, found: list[Prediction]) -> list[str]:
-    """The prediction as lines of text."""
     nodes, edges = (sum(getattr(rank, name) for rank in graph.ranks) for name in ("nodes", "edges"))
     largest = max(graph.ranks, key=lambda rank: rank.nodes)
     lines = [
@@ -138,7 +136,7 @@ def draw(
     path: Path, dark: bool, name: str,
     graph: GraphStatistics, costs: Mapping[str, Costs], hardware: Hardware,
 ) -> None:  # fmt: skip
-    """Draw predictions for the ranks of ``graph``, and for an eighth to the fourfold of them."""
+    """Draw predictions for the ranks of ``graph``, and for an eighth to four times as many."""
     asked = graph.size
     least = min(asked, hardware.ranks_per_host)
     sizes = [number for number in numbers(asked) if number >= least]

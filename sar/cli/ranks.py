@@ -1,7 +1,7 @@
 """The ranks of a command as processes of this machine: start them, watch them, end them all.
 
-They meet in a store of the launcher's, which listens on the loopback interface alone. A rank tells
-why it fails through a pipe; nothing is written to a disk, and nothing that came through a socket is
+They meet in a store of the launcher's, which listens on the loopback interface alone. A rank
+reports its failure through a pipe: nothing is written to a disk, nothing from a socket is
 unpickled.
 """
 
@@ -49,13 +49,11 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 @dataclass
 class Rank:
-    """One of the processes.
+    """A process that runs one rank.
 
-    Attributes:
-        report: what it said of its failure: class, message, and when.
-        status: its exit status, negative for a signal; ``None`` while it runs.
-        by_us: the launcher ended it.
-        noun: what it is.
+    ``report``: class, message and time of its failure, as it told them. ``status``: exit status,
+    negative for a signal, ``None`` while it runs. ``by_us``: the launcher ended it. ``noun``: its
+    kind.
     """
 
     number: int
@@ -93,14 +91,10 @@ def run_ranks(
     others: int = 0,
     tell: Callable[[str, int], None] | None = None,
 ) -> None:
-    """Run a module with arguments as ``size`` ranks until all have ended.
+    """Run ``words``, a module and its arguments, as ``size`` ranks until all have ended.
 
-    Args:
-        words: the module and its arguments.
-        environment: of the ranks, beside what tells them who they are.
-        timeout: seconds in which ranks end after the first that has.
-        address: where they meet, and ``others`` meet them, who start elsewhere and come behind.
-        tell: is called with the address when ranks can meet there.
+    Ranks end within ``timeout`` seconds of the first that has. They meet at ``address``, as do
+    ``others``, who start elsewhere and come behind; ``tell`` is called with it when they can.
 
     Raises ``SarError`` naming the rank that failed first and why; ``KeyboardInterrupt`` after an
     interrupt. No rank runs any more then. ``ValueError`` for more ranks than a machine bears.
@@ -146,7 +140,6 @@ def run_ranks(
 def _failure(
     ranks: Sequence[Rank], late: Sequence[Rank], asked: Sequence[signal.Signals], timeout: float
 ) -> BaseException | None:
-    """Why the ranks had to be ended."""
     if signal.SIGINT in asked:
         return KeyboardInterrupt(f"the launcher of {len(ranks)} ranks was interrupted")
     if asked:
@@ -171,7 +164,7 @@ def report_failure(error: BaseException) -> None:
 
 
 def first_cause(failed: Sequence[Rank]) -> str:
-    """One line on the rank that failed first, not on those that lost their peer or were ended."""
+    """A line on the rank that failed first, not on those that lost their peer or were ended."""
     rank = min(failed, key=_suspicion)
     if rank.report:
         text = " ".join(str(rank.report["message"]).split()).rpartition(FAILED_FIRST)[2]
@@ -185,8 +178,8 @@ def first_cause(failed: Sequence[Rank]) -> str:
 
 
 def _suspicion(rank: Rank) -> tuple[int, float]:
-    """Sorts failures: a signal, an error of its own, a status, a lost peer, ended by the launcher;
-    among equals the earliest."""
+    """Sort key of failures: a signal, an error of its own, a status, a lost peer, ended by the
+    launcher; among equals the earliest."""
     if rank.report:
         lost_peer = rank.report["kind"] == CommError.__name__
         return 3 if lost_peer else 1, rank.report["when"]
@@ -215,10 +208,8 @@ def _start(words: Sequence[str], number: int, common: dict[str, str], noun: str)
 
 
 def _watch(ranks: Sequence[Rank], timeout: float, asked: Sequence[signal.Signals]) -> list[Rank]:
-    """Return when all have ended, or one has failed, or this process is asked to end.
-
-    Returns those that do not end when others have.
-    """
+    """Wait until all have ended, or one has failed, or this process is asked to end. Returns those
+    that do not end when others have."""
     last: float | None = None
     while not asked:
         running = [rank for rank in ranks if not rank.poll()]
@@ -248,10 +239,8 @@ def _end(ranks: Sequence[Rank]) -> None:
 
 @contextmanager
 def _signals_kept() -> Iterator[list[signal.Signals]]:
-    """Inside, signals that ask this process to end are put into the list that this gives.
-
-    An exception that a handler raises may come where it is swallowed, as in a finalizer.
-    """
+    """Inside, signals that ask this process to end are put into the yielded list: an exception of a
+    handler may come where it is swallowed, as in a finalizer."""
     asked: list[signal.Signals] = []
     before = {}
     if threading.current_thread() is threading.main_thread():  # no other may set handlers

@@ -1,4 +1,4 @@
-"""What a training run shows: lines before its first epoch and at its end, and a JSON of it all."""
+"""Output of a training run: lines before its first epoch and at its end, and its JSON."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from sar.train.trainer import Trainer
 
 
 def print_ranks(args: argparse.Namespace, book: PartitionBook, size: int, threads: int) -> None:
-    """The graph and the ranks: known before any of them has started."""
+    """Print the graph and the ranks, known before any of them has started."""
     nodes, edges = f"{book.num_nodes():,} nodes", f"{book.num_edges():,} edges"
     _print("graph", f"{book.graph_name}: {nodes}, {edges}, {_count(book.num_parts, 'part')}")
     each = f"{_count(threads, 'thread')} each"
@@ -42,13 +42,12 @@ def print_ranks(args: argparse.Namespace, book: PartitionBook, size: int, thread
 
 
 def print_ranks_joined(args: argparse.Namespace, book: PartitionBook, group: Group) -> None:
-    """The same by rank 0, where something else than this command started the ranks."""
+    """:func:`print_ranks` by rank 0, where something else than this command started the ranks."""
     if group.rank == 0 and LAUNCHER_PID not in os.environ:
         print_ranks(args, book, group.size, torch.get_num_threads())
 
 
 def print_model(args: argparse.Namespace, trainer: Trainer) -> None:
-    """The data and the model; collective."""
     data, group = trainer.data, trainer.group
     counts = torch.tensor([len(data.rows.get(split, ())) for split in SPLITS])
     total = group.all_reduce(counts).tolist()
@@ -94,7 +93,7 @@ def _count(number: int, noun: str) -> str:
 
 
 def gather_ranks(baseline: float, group: Group, device: torch.device) -> list[dict[str, Any]]:
-    """A row of numbers for each rank, that of a device's memory where it is one; collective."""
+    """Memory and traffic of each rank, a device's memory where there is one; collective."""
     counters = group.counters
     numbers = [counters.sent_bytes, counters.received_bytes, counters.avoided_bytes]
     numbers.append(peak_bytes(device))
@@ -116,10 +115,8 @@ def gather_ranks(baseline: float, group: Group, device: torch.device) -> list[di
 
 def gather_layers(rows: list[dict[str, Any]], group: Group) -> list[dict[str, Any]]:
     """Rows of :meth:`sar.models.tracing.Trace.summary` over all ranks, on rank 0; collective.
-
-    Seconds are means over ranks, with the longest ``compute`` and ``wait`` beside them; bytes and
-    exchanges are sums.
-    """
+    Seconds are means over ranks, with the longest ``compute`` and ``wait``; bytes and exchanges are
+    sums."""
     layers: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in [row for rows in gather_json(rows, group) for row in rows]:
         layers.setdefault((row["layer"], row["pass"]), []).append(row)
@@ -163,13 +160,8 @@ def report(
     layers: list[dict[str, Any]],
     timed_epochs: int,
 ) -> dict[str, Any]:
-    """Print the last and the best epoch, the layers' and the ranks' numbers; write all as JSON.
-
-    Args:
-        timed_epochs: how many epochs the sums of ``layers`` are of.
-
-    Returns what is written.
-    """
+    """Print the last and the best epoch, the layers' and the ranks' numbers; write all as JSON,
+    which is returned. ``layers`` are sums over ``timed_epochs``."""
     epochs, best = trainer.history, trainer.best
     content: dict[str, Any] = {
         "began": datetime.fromtimestamp(args.began).astimezone().isoformat(timespec="seconds"),

@@ -1,4 +1,4 @@
-"""What the options of a command say together, and whether a model of the user's own is there."""
+"""Checks of a command's options together, and of a user's own model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ _OF_OWN = ("model", "model_args", "call", "front_end")
 
 
 def model(args: Namespace) -> Iterator[str]:
-    """The sizes of a model, and whether one of the user's own is there."""
     if args.model in MODELS:
         if args.model == "gat" and args.hidden % args.heads:
             expected = f"a divisor of --hidden, which is {args.hidden}"
@@ -113,7 +112,6 @@ def check_own(text: str) -> Iterator[str]:
 
 
 def _source(place: str) -> Path | None:
-    """The file of a module; ``None`` where there is none."""
     if place.endswith(".py"):
         return Path(place) if Path(place).is_file() else None
     here = str(Path.cwd())

@@ -29,7 +29,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def work(args: argparse.Namespace, group: Group, device: torch.device) -> None:
-    """What one server does."""
     num_servers = group.size - args.trainers
     servers = group.part(range(num_servers))
     with use_group(servers):

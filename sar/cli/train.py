@@ -64,7 +64,6 @@ _TOLD = (
 
 
 def run(args: argparse.Namespace) -> int:
-    """Check everything that can be checked now, then start the ranks or be one."""
     try:
         return _run(args)
     except KeyboardInterrupt:
@@ -74,7 +73,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _saved(args: argparse.Namespace) -> str:
-    """What to say of the checkpoint of a run that was interrupted."""
     if args.checkpoint is None:
         return "nothing was saved, as there was no --checkpoint"
     saved = saved_until(args.checkpoint)
@@ -119,8 +117,8 @@ def _check_graph(args: argparse.Namespace, model: ModelOptions, data: DataOption
 
 
 def _check_outputs(args: argparse.Namespace) -> None:
-    """Raise now what would be raised later: unknown loggers, packages that are absent, files that
-    cannot be written, a folder that another run saves in."""
+    """Raise now for unknown loggers, absent packages, files that cannot be written, a folder that
+    another run saves in."""
     loggers, lines = [make_logger(text) for text in args.logger], _lines_of(args)
     if lines is not None and lines == Path(args.json):
         raise ValueError(
@@ -151,12 +149,10 @@ def _check_outputs(args: argparse.Namespace) -> None:
 
 
 def _lines_of(args: argparse.Namespace) -> Path | None:
-    """The JSON lines beside ``--json``."""
     return None if args.json is None else Path(args.json).with_suffix(".jsonl")
 
 
 def work(args: argparse.Namespace, group: Group, device: torch.device) -> None:
-    """What one rank does."""
     importlib.import_module("numba")  # the first epoch would, and count its time and memory
     prepare_optimizers()
     baseline = memory.resident_mb()
@@ -181,10 +177,10 @@ def work(args: argparse.Namespace, group: Group, device: torch.device) -> None:
 
 
 class TimedTrainer(Trainer):
-    """Tells the layers' later epochs from the first one, which compiles kernels and opens files.
+    """A trainer that traces epochs after the first apart, as that one compiles kernels and opens
+    files.
 
-    Attributes:
-        begun: epochs of this run. later: the trace of those after the first, when there are any.
+    ``begun``: epochs of this run. ``later``: the trace of those after the first, if there are any.
     """
 
     begun = 0
@@ -237,14 +233,12 @@ def make_trainer(args: argparse.Namespace, group: Group, device: torch.device) -
 
 
 def options_of(args: argparse.Namespace) -> tuple[ModelOptions, DataOptions, TrainOptions]:
-    """The model, its data and the loop."""
     mfgs = "off" if args.sampled and args.sampled_epochs is None else args.mfgs
     train = take(TrainOptions, args, progress=not args.no_progress, mfgs=mfgs)
     return take(ModelOptions, args), take(DataOptions, args), train
 
 
 def sampled_options(args: argparse.Namespace) -> SampledOptions | None:
-    """How to sample, or ``None`` for full-batch training."""
     return take(SampledOptions, args) if args.sampled else None
 
 
@@ -255,7 +249,7 @@ def kept_config(
     sampled: SampledOptions | None,
     multilabel: bool,
 ) -> dict[str, Any]:
-    """The options that a resumed run has to share; not its length and its reporting."""
+    """The options that a resumed run has to share, not its length and its reporting."""
     names = ["lr", "weight_decay", "schedule", "clip_norm", "seed"]
     names += ["warmup"] * bool(train.warmup)  # which older checkpoints do not have
     made = {name: value for name, value in asdict(model).items() if name != "args" or value}
@@ -269,7 +263,7 @@ def kept_config(
 def told_config(
     args: argparse.Namespace, kept: dict[str, Any], group: Group, **more: Any
 ) -> dict[str, Any]:
-    """What a report says: that, and what else there is to say of the model that ran."""
+    """The options in a report: ``kept`` ones, and others that count for the model that ran."""
     told = {name: getattr(args, name) for name in _TOLD} | {
         "rematerialize": not args.no_rematerialize,
         "num_ranks": group.size,
@@ -281,7 +275,6 @@ def told_config(
 
 
 def _explain(trainer: Trainer) -> None:
-    """Print what computes the layers in full-batch training; collective."""
     given, data = trainer.blocks, trainer.data
     trainer.model.train()
     if given is None:

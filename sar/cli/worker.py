@@ -25,13 +25,11 @@ FUNCTION = "function"
 
 
 def main(command: str, argument: str) -> int:
-    """Do this rank's share; an error is told to the launcher."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # end at once, not when a collective returns
     return call_function(argument) if command == FUNCTION else run_command(command, argument)
 
 
 def run_command(command: str, arguments: str) -> int:
-    """Run the ``work`` of a command with what was read of its words."""
     args = argparse.Namespace(**json.loads(arguments))
     try:
         run_rank(args, importlib.import_module(f"sar.cli.{command}").work)
@@ -44,7 +42,7 @@ def run_command(command: str, arguments: str) -> int:
 
 
 def call_function(path: str) -> int:
-    """Call what the folder holds; rank 0 leaves the result there, whoever fails the error."""
+    """Call what the folder holds; rank 0 leaves its result there, a rank that fails its error."""
     folder, rank = Path(path), int(os.environ["RANK"])
     try:
         function, args = read_call(folder)
@@ -61,7 +59,7 @@ def call_function(path: str) -> int:
 
 
 def _call(function: Callable[..., Any], args: tuple) -> Any:
-    """The result; ``None`` of a function that leaves with the status 0, as a script may."""
+    """The result; ``None`` of a function that exits with status 0, as a script may."""
     try:
         return function(*args)
     except SystemExit as leaving:
