@@ -50,7 +50,7 @@ _NAMED = _named()
 
 
 def name_of(function: Callable) -> str:
-    """What programs call a function; nothing where they do not know it."""
+    """The name of a function in programs; empty where they do not know it."""
     return _NAMED.get(function, "")
 
 
@@ -60,7 +60,7 @@ def is_read(function: Callable) -> bool:
 
 
 def on_copy(function: Callable, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """What a function, which writes into its first argument, makes of that."""
+    """The result of a function that writes into its first argument, of which it gets a copy."""
     x = x.clone()
     function(x, *args, **kwargs)
     return x
@@ -83,8 +83,7 @@ _COMPILED = {type(torch.add), type(Tensor.add), type(Tensor.__add__)}
 
 
 def is_known(function: Callable) -> bool:
-    """Whether nothing but arguments and the state of torch decides what a function does: it is
-    torch's, or of this module."""
+    """Whether arguments and torch's state alone decide what a function does: torch's, or ours."""
     if isinstance(function, FunctionType):
         return function in _known()
     return type(function) in _COMPILED

@@ -23,11 +23,7 @@ from sar._private import tree_map
 
 
 class RecordCaptures(TorchFunctionMode):
-    """Collects every tensor with ``requires_grad`` that passes through a torch function.
-
-    Args:
-        known: tensors that count as found already.
-    """
+    """Collects tensors with ``requires_grad`` that torch functions take, behind ``known`` ones."""
 
     def __init__(self, known: Iterable[Tensor] = ()) -> None:
         super().__init__()
@@ -40,7 +36,7 @@ class RecordCaptures(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
     def tensors(self) -> list[Tensor]:
-        """What was found, in the order it was met."""
+        """The tensors, in the order in which they were met."""
         return list(self._found.values())
 
 

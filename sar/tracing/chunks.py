@@ -29,14 +29,10 @@ def look_of(frame: Mapping[str, Tensor], name: str) -> tuple[tuple[int, ...], An
 
 
 class Sample(Mapping[str, Tensor]):
-    """Some of the same few random rows per column.
+    """Some ``rows`` of the same few random rows per column; zeros where ``blank``.
 
-    Args:
-        inner: of each row, between rows and the column's other dimensions.
-        blank: zeros instead.
-
-    Attributes:
-        made: the rows by name, in the order in which they were first looked at.
+    ``inner`` are dimensions between the rows and the column's others. ``made`` has the rows by
+    name, in the order in which they were first looked at.
     """
 
     def __init__(
@@ -70,12 +66,8 @@ class Sample(Mapping[str, Tensor]):
 def refuse_chunked(run: Callable[[slice], Mapping[str, Tensor]], what: str, rows: str) -> None:
     """Raise ``NotSupportedError`` where rows depend on those that are computed with them.
 
+    ``run`` is the function on some rows of a sample, ``what`` and ``rows`` what error calls them.
     A function that draws torch's random numbers, or fails on random rows, is not judged.
-
-    Args:
-        run: the function on these rows of a sample.
-        what: it is called, in the error.
-        rows: are called.
     """
     with torch.no_grad(), unchanged():
         try:

@@ -101,7 +101,7 @@ def _in_degrees(relation: Any) -> Tensor:
 
 
 def _at_destinations(x: EdgeRows, kind: str) -> Tensor:
-    """[num_dst, ...] over the edges that end in each row, before they were turned if they were."""
+    """[num_dst, ...] ``kind`` over edges that end in each row of the graph before a reversal."""
     program, scope = Program([x.read()]), x.scope
     messages, inputs, relation = program.messages(), program.inputs(), scope.relation
     if isinstance(relation, ReversedRelation):

@@ -35,9 +35,9 @@ class EdgeRows(Tensor):
 
     Attributes:
         axis: the dimension that the edges are along; only views lead to another than 0.
-        base: what it is a view of.
-        is_dense: its elements would lie one behind the other.
-        column: the stored one that it is: what is written goes there.
+        base: the tensor that it is a view of.
+        is_dense: whether its elements would lie one behind the other.
+        column: the stored column that it is: what is written goes there.
         kind: its shape without edges, dtype and axis.
     """
 
@@ -81,7 +81,7 @@ class EdgeRows(Tensor):
         return made
 
     def _ask(self, asks: bool) -> None:
-        """Let torch know whether a gradient of the values is wanted."""
+        """Let torch know whether a gradient of the values is wanted, see the module."""
         with without_overrides():
             if asks and not self.requires_grad:
                 self.requires_grad_(True).register_hook(_refuse_gradient)
@@ -90,11 +90,10 @@ class EdgeRows(Tensor):
 
     @property
     def num_edges(self) -> int:
-        """Local edges of the relation."""
         return self.scope.relation.num_edges
 
     def read(self) -> Node:
-        """The program; a constant to gradients where it was recorded without them."""
+        """The program, detached where it was recorded without gradients."""
         self._refuse_unusable()
         given = torch.is_grad_enabled() and not self._recorded_with_grad
         if given and not (isinstance(self.node, Leaf) and self.node.side == "e"):
@@ -104,7 +103,7 @@ class EdgeRows(Tensor):
         return self.node
 
     def rebind(self, node: Node, *, same_values: bool = False) -> None:
-        """What was written in place is the program from now on."""
+        """Make ``node`` the program, after a write in place or for the ``same_values``."""
         self._refuse_unusable()
         with_grad = torch.is_grad_enabled()
         if self._recorded_with_grad and not with_grad and self.node.asks:
@@ -128,8 +127,8 @@ class EdgeRows(Tensor):
             x._is_stale = True
 
     def write(self, func: Callable, args: Any, kwargs: dict[str, Any]) -> EdgeRows:
-        """``func`` on the stored column that this is, instead of on this, its first argument;
-        collective if another has to be computed.
+        """Run ``func``, which writes, on the stored column that this, its first argument, is;
+        collective if another argument has to be computed.
 
         What was recorded of its former values raises when it is run.
         """
@@ -144,7 +143,7 @@ class EdgeRows(Tensor):
         return self
 
     def _bases(self) -> Iterator[EdgeRows]:
-        """What this is a view of, and that is a view of, and so on."""
+        """The tensor that this is a view of, the one that that is a view of, and so on."""
         base = self.base
         while base is not None:
             yield base
@@ -196,7 +195,7 @@ class EdgeRows(Tensor):
 
     @property
     def num_bytes(self) -> int:
-        """Of the values on the local edges."""
+        """Bytes of the values on the local edges."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
@@ -239,5 +238,5 @@ def node_of(tensor: Tensor, relation: AnyRelation, name: str = "") -> Node:
 
 
 def stored(tensor: Tensor) -> Tensor:
-    """The tensor that a lazy one only stands for; itself otherwise."""
+    """The stored values of a lazy tensor that has some; else the tensor."""
     return eager(tensor) if isinstance(tensor, EdgeRows) and tensor.is_stored else tensor

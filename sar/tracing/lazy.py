@@ -45,7 +45,7 @@ class EdgeTensor(EdgeRows):
 
     @classmethod
     def _call(cls, func: Callable, args: Any, kwargs: dict[str, Any]) -> Any:
-        """A function of the values."""
+        """Record a call of a function; one that cannot be recorded gets the local edges."""
         first = next(a for a in tree_leaves((args, kwargs)) if isinstance(a, EdgeTensor))
         again = record_again(func, args, kwargs, first)
         if again is not NotImplemented:
@@ -87,7 +87,7 @@ class EdgeTensor(EdgeRows):
 
 
 def _first_by_place(args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """The same arguments, the tensor that a function is about in the first place."""
+    """The arguments with the tensor that a function is about in the first place."""
     for name in ("input", "tensor"):
         if not args and isinstance(kwargs.get(name), EdgeTensor):
             return (kwargs[name],), {k: v for k, v in kwargs.items() if k != name}

@@ -51,7 +51,6 @@ def remembered(relation: AnyRelation, key: Hashable | None, find: Callable[[], T
 
 
 def keep(relation: AnyRelation, key: Hashable, outcome: Any) -> None:
-    """Remember an outcome."""
     table = _table(relation)
     if len(table) >= MOST:
         table.clear()
@@ -68,7 +67,7 @@ def _table(relation: AnyRelation) -> dict[Hashable, Any]:
 
 
 def state_of_torch() -> tuple[Any, ...]:
-    """What functions read besides their arguments."""
+    """The state of torch that functions read besides their arguments."""
     kind = "cuda" if torch.is_autocast_enabled("cuda") else "cpu"
     return (
         kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind),
@@ -134,7 +133,7 @@ def outline(output: Node) -> tuple[Hashable | None, list[Node]]:
 
 
 def _work(node: Node) -> tuple[Any, ...] | None:
-    """What a node does with its inputs and tensors; ``None``: nobody knows."""
+    """What a node does with its inputs and tensors, for a key; ``None`` where that is not known."""
     like = None if node.like is None else (node.like.shape, node.like.dtype)
     if isinstance(node, Leaf):
         return (Leaf, node.side) if type(node.tensor) in (Tensor, Parameter) else None

@@ -43,10 +43,7 @@ def in_function() -> bool:
 def arguments(
     input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False, **kwargs: Any
 ) -> tuple[Tensor, float, bool]:
-    """Input, probability in effect and ``inplace`` of a call of one of ``DROPOUTS``.
-
-    Raises ``ValueError`` for a probability out of range.
-    """
+    """(input, probability in effect, inplace) of a dropout call; ``ValueError`` for a wrong p."""
     if not 0 <= p <= 1:
         raise ValueError(f"p: got {p}, expected a probability from 0 to 1")
     return input, p if kwargs.get("train", training) else 0.0, inplace
@@ -61,11 +58,7 @@ class Drawn:
 
 
 class FindDropout(TorchFunctionMode):
-    """Skips dropout and lists the calls.
-
-    Attributes:
-        found: per call, the probability in effect and whether the input had a row per edge.
-    """
+    """Skips dropout; ``found``: per call its probability, and whether the input has edge rows."""
 
     def __init__(self, rows: int) -> None:
         super().__init__()
@@ -83,11 +76,9 @@ class FindDropout(TorchFunctionMode):
 
 
 class KeyedDropout(TorchFunctionMode):
-    """Makes the calls that the probe found on rows of edges functions of the edges' keys.
+    """Makes the calls of dropout that the probe found on edge rows functions of the edges' keys.
 
-    Args:
-        keys: int [e] of the block's edges.
-        calls: in the order in which the function makes them.
+    ``keys`` are int [e], of the block's edges, ``calls`` in the order in which they are made.
     """
 
     def __init__(self, keys: Tensor, calls: Sequence[Drawn]) -> None:

@@ -60,8 +60,7 @@ class Node:
     def compute(self, values: Values, position: Tensor) -> Any:
         """The value on a block, from the parents' in ``values`` (by ``id``).
 
-        Args:
-            position: int32 [e] positions of the block's edges among the local ones.
+        ``position``: int32 [e], where the block's edges are among the local ones.
         """
         raise NotImplementedError
 
@@ -82,11 +81,7 @@ class Leaf(Node):
 
 @dataclass(eq=False)
 class Call(Node):
-    """A torch function; tensors of all edges among its arguments are nodes.
-
-    Attributes:
-        name: of the function, see :mod:`sar.tracing.calls`.
-    """
+    """A torch function, in programs called ``name``; arguments with a row per edge are nodes."""
 
     function: Callable
     args: tuple
@@ -116,7 +111,7 @@ class Call(Node):
 
 def arguments_of(node: Any, name: str, *names: str) -> list[Any] | None:
     """The arguments of a call of the function ``name`` in the order of their ``names``, ``None``
-    for one that was not given. Of other calls, and of one that was given others, ``None``."""
+    for one that was not given; ``None`` for other calls, and for one with other arguments."""
     if not isinstance(node, Call) or node.name != name or len(node.args) > len(names):
         return None
     if not node.kwargs.keys() <= set(names):
@@ -244,10 +239,7 @@ class Softmax(Node):
 
     @property
     def norm(self) -> Leaf:
-        """Computed when a program that is evaluated reaches this node; collective.
-
-        Again where a gradient is wanted of what was computed without one.
-        """
+        """(m, l), made when a program reaches this, again once a gradient is wanted; collective."""
         if self._norm is None or torch.is_grad_enabled() > self._with_grad:
             self._with_grad = torch.is_grad_enabled()
             self._norm = self.normalizer()

@@ -31,12 +31,8 @@ from sar.tracing.nodes import (
 
 @dataclass(frozen=True)
 class _Found:
-    """The scores of a matched program and what it reads: tensors, and the node of a dropout.
-
-    Attributes:
-        parts: key, query and value, and where there are such: weight, dropout, and factor, one
-            number that multiplies the queries.
-    """
+    """The scores of a matched program, and its tensors: key, query, value, and where there are such
+    weight, dropout (a node), and factor, one number that multiplies the queries."""
 
     scores: Scores
     parts: dict[str, Any]
@@ -87,7 +83,7 @@ def _match(output: Node, relation: Relation) -> _Found | None:
 
 
 def _fits(parts: dict[str, Any], value: Tensor, relation: Relation) -> bool:
-    """One dtype and device that there are kernels for, with rows and columns to work on."""
+    """Whether there are kernels for the one dtype and device of all parts, and rows and columns."""
     tensors = [parts[name] for name in ("value", "key", "query", "weight") if name in parts]
     if "factor" in parts:  # their product has the dtype of the queries
         if torch.result_type(parts["query"], parts["factor"].view(())) != value.dtype:
@@ -125,7 +121,7 @@ def _row(node: Any) -> tuple[int, ...] | None:
 
 
 def _without_last_axis(node: Node) -> Node:
-    """What a node puts an axis of one behind; the same node where it does not."""
+    """The input of a node that puts an axis of one behind it; else the node."""
     if isinstance(node, Call) and node.name in ("unsqueeze", "view", "reshape") and node.inputs:
         row = _row(node.inputs[0])
         if row is not None and _row(node) == (*row, 1):
@@ -134,7 +130,7 @@ def _without_last_axis(node: Node) -> Node:
 
 
 def _scores(node: Node, row: tuple[int, ...], heads: int, width: int) -> _Found | None:
-    """Of one number a head, in the order of the heads; ``row`` is the shape of a value."""
+    """Matched scores of one number a head, in the order of heads; ``row``: the shape of a value."""
     node = _without_last_axis(node)
     for match in (_additive, _mixed, _dot):
         found = match(node, row, Scores(ADDITIVE, heads, width))
@@ -192,7 +188,7 @@ def _dot(node: Node, row: tuple[int, ...], sizes: Scores) -> _Found | None:
 
 
 def _summed(node: Node) -> Node | None:
-    """What a node sums over the last axis."""
+    """The input of a sum over the last axis."""
     given = arguments_of(node, "sum", "input", "dim", "keepdim")
     if given is None or not isinstance(given[0], Node):
         return None
@@ -226,7 +222,7 @@ def _shaped(tensors: Any, row: tuple[int, ...] | None) -> bool:
 
 
 def _operands(node: Any, name: str) -> list[Any] | None:
-    """Those of a function of two."""
+    """The operands of the function ``name`` of two."""
     return arguments_of(node, name, "input", "other")
 
 

@@ -31,9 +31,8 @@ from sar.tracing.nodes import (
 class Program:
     """The nodes that some outputs need, in an order in which they can be evaluated.
 
-    Args:
-        streamed: a softmax whose weights are given by whoever runs the program, who sees the
-            scores; it needs no normalizer.
+    ``streamed`` is a softmax whose weights come from whoever runs the program, who sees the scores;
+    it needs no normalizer.
     """
 
     def __init__(self, outputs: list[Node], streamed: Softmax | None = None) -> None:
@@ -51,8 +50,7 @@ class Program:
     def messages(self, weighting: Weighting | None = None) -> Messages:
         """The message function that evaluates the program on a block.
 
-        Args:
-            weighting: how the messages depend on the weights of the streamed softmax.
+        ``weighting``: how messages depend on the weights of the streamed softmax.
         """
         udfs = [node for node in self.order if isinstance(node, Udf)]
         captures = {id(t): t for udf in udfs for t in udf.captures}
@@ -159,7 +157,7 @@ def _is_linear(node: Node, reading: set[int], asking: set[int]) -> bool:
 
 
 def _is_plain(node: Node) -> bool:
-    """Whether it needs no random numbers, nor torch's modes, and no other tensors."""
+    """Whether a node needs no random numbers, nor torch's modes, and no other tensors."""
     is_sum = isinstance(node, Call) and node.name in ARITHMETIC and not node.tensors
     return is_sum or isinstance(node, Leaf)
 

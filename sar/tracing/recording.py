@@ -34,11 +34,7 @@ _FAILURES = (RuntimeError, TypeError, ValueError, IndexError, NotImplementedErro
 
 
 class CannotRecord(SarError):
-    """A function whose result is not one row per edge.
-
-    Attributes:
-        writes: it writes into its first argument.
-    """
+    """A function whose result is not one row per edge; ``writes``: into its first argument."""
 
     def __init__(self, why: str, writes: bool = False) -> None:
         super().__init__(why)
@@ -79,7 +75,7 @@ _STATES = (Tensor.detach_, Tensor.requires_grad_)  # which change no values
 
 
 def _writes(func: Callable, args: Any, kwargs: dict[str, Any], first: EdgeRows) -> bool:
-    """Whether a function writes into its first argument: that counts its writes.
+    """Whether a function writes into its first argument, by torch's count of writes.
 
     Raises :class:`CannotRecord` where it writes into another.
     """
@@ -127,7 +123,7 @@ def record_again(func: Callable, args: Any, kwargs: dict[str, Any], first: EdgeR
 
 
 def _key(func: Callable, leaves: list[Any], spec: Any, first: EdgeRows) -> Hashable | None:
-    """As :mod:`sar.tracing.memo` says; floating tensors have stand-ins when rows are compared."""
+    """The key of a call, if any; floating tensors count by look: stand-ins are used for them."""
     if not is_known(func):
         return None
     key: list[Any] = [func, spec, state_of_torch(), literals(leaves, EdgeRows)]
@@ -150,24 +146,18 @@ _PLAIN = (Tensor, Parameter)
 
 @dataclass(frozen=True)
 class _Reading:
-    """Which arguments of a call go along with the edges, besides edge tensors.
-
-    Attributes:
-        aligned: eager tensors of as many rows as there are edges.
-        count: integers equal to that number, which stand for it.
-    """
+    """What goes along with the edges besides edge tensors: eager tensors of as many rows where
+    ``aligned``, and integers equal to that number where ``count``."""
 
     aligned: bool
     count: bool
 
     def has_rows(self, value: Any, rows: int) -> bool:
-        """Whether a value has a row per edge."""
         if isinstance(value, EdgeRows) or not self.aligned or not isinstance(value, Tensor):
             return isinstance(value, EdgeRows)
         return value.dim() > 0 and len(value) == rows
 
     def is_count(self, value: Any, rows: int) -> bool:
-        """Whether a value is the number of edges."""
         return self.count and type(value) is int and value == rows
 
 
@@ -176,12 +166,10 @@ _READINGS = [_Reading(aligned, count) for count in (False, True) for aligned in 
 
 @dataclass(frozen=True)
 class _Outcome:
-    """What was found out about a call.
+    """What was found out about a call: ``like`` is its value on meta tensors of all local edges.
 
-    Attributes:
-        like: its value on meta tensors of all local edges.
-        looks: of each tensor of ``like``, by its id, the axis of the edges and the place among the
-            arguments of what it is a view of, if of any.
+    ``looks`` has, by the id of each tensor of ``like``, the axis of the edges and the place among
+    the arguments of what it is a view of, if of any.
     """
 
     reading: _Reading
@@ -236,10 +224,7 @@ def _record_dropout(x: EdgeRows, p: float, inplace: bool) -> EdgeRows:
 
 
 def _infer(func: Callable, args: Any, kwargs: dict, first: EdgeRows) -> _Outcome:
-    """Find out about a call.
-
-    Raises ``ValueError`` for a call that no reading can run, before anything is computed.
-    """
+    """Find out about a call; ``ValueError`` where no reading runs, before anything is computed."""
     rows = first.num_edges
     problem: Exception | None = None
     leaves, spec = tree_flatten((args, kwargs))
@@ -289,11 +274,9 @@ def _with_rows(value: Tensor, rows: int) -> list[int]:
 
 @dataclass
 class _Trial:
-    """A call in one reading, on other tensors than its own.
+    """A call in one reading, on other tensors than its ``leaves``; ``rows``: local edges.
 
-    Attributes:
-        leaves, spec: its arguments. rows: local edges.
-        shared: places of edge tensors, by the storage of what stood for them on the meta device.
+    ``shared``: places of edge tensors, by the storage of what stood for them on the meta device.
     """
 
     func: Callable
@@ -312,17 +295,16 @@ class _Trial:
         return self._run(rows, column, _blank)
 
     def base_of(self, result: Tensor) -> int | None:
-        """The place of what a result on meta tensors, which are dense, is a view of, if of any."""
+        """The place of the argument that a result on meta tensors (dense ones) is a view of."""
         place = self.shared.get(storage_id(result))
         if place is None or self.leaves[place].is_dense:
             return place
         return None if name_of(self.func) in COPY_UNLESS_DENSE else place
 
     def check_rowwise(self, axes: list[int]) -> None:
-        """Shapes do not show whether rows are mixed (``cumsum``): compare 6 rows with 3.
+        """Compare 6 rows with 3: shapes do not show whether rows are mixed (``cumsum``).
 
-        Args:
-            axes: of each tensor of the result.
+        ``axes``: of the edges, in each tensor of the result.
         """
         try:
             whole, piece = self._on_rows(ALL), self._on_rows(PART)

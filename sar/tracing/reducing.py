@@ -92,7 +92,7 @@ def reduce_rows(messages: EdgeTensor, op: str) -> Tensor:
 
 
 def _reduce_sources(scope: Scope, source: Leaf, op: str) -> Tensor | None:
-    """Of rows of sources as they are, where there is a loop for such numbers."""
+    """Reduce rows of sources as they are, where there is a loop for such numbers; or ``None``."""
     _agree(scope, source)
     relation, x = scope.relation, source.tensor
     if op in ("max", "min"):
@@ -109,7 +109,7 @@ def _reduce_sources(scope: Scope, source: Leaf, op: str) -> Tensor | None:
 
 
 def _weighted(node: Node) -> tuple[Leaf, Leaf] | None:
-    """The rows of sources and the number of each edge, of one type, that multiplies them."""
+    """(rows of sources, a number of each edge, of one dtype) whose product a node is."""
     given = arguments_of(node, "mul", "input", "other")
     if given is None or node.like is None:
         return None
@@ -127,7 +127,7 @@ def _weighted(node: Node) -> tuple[Leaf, Leaf] | None:
 
 
 def _reduce_program(messages: EdgeTensor, op: str) -> Tensor:
-    """Block by block."""
+    """Reduce messages by their program, block by block."""
     scope = messages.scope
     by_sum = op in ("sum", "mean") and isinstance(scope.relation, Relation)
     streamed, weighting = (weighted_by(messages) if by_sum else None) or (None, None)

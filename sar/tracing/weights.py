@@ -78,7 +78,7 @@ def _weighting(output: Node, softmax: Softmax, device: torch.device) -> Weightin
 
 
 class _Above:
-    """Evaluates what is above a softmax on its stand-ins, and on blanks otherwise."""
+    """Evaluates what is above a softmax on stand-ins for its weights, and on blanks otherwise."""
 
     def __init__(self, softmax: Softmax, weights: Followed) -> None:
         self._device = weights.device
@@ -138,11 +138,7 @@ def _outermost(output: Node) -> Iterator[Softmax]:
 
 
 class Followed(Tensor):
-    """What is linear in the weights of a softmax, without values.
-
-    Attributes:
-        labels: float64 of the same shape, of the weight that each element is a multiple of.
-    """
+    """A multiple of softmax weights, without values; ``labels``, float64: which weight of each."""
 
     labels: Tensor
 
