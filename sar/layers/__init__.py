@@ -1,5 +1,4 @@
-"""Fused layers: a whole layer as one function of autograd over a relation, and nothing else.
+"""Fused layers: a whole layer as one autograd function over a relation, one file each.
 
-One file each, with arguments that no library names. What binds layers of another library to them is
-an adapter (:mod:`sar.models.choice`) in that library's front end.
+Their arguments know no library; adapters (:mod:`sar.models.choice`) in its front end bind layers.
 """

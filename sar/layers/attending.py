@@ -1,4 +1,4 @@
-"""What layers of attention share: which rows travel, and their result.
+"""Parts that layers of attention share: which rows travel, and their result.
 
 Note [Projected on arrival]. A layer that sums values v = x W^T + b weighted by attention sends
 rows of v twice and their gradients once, although nobody asks for the gradient of x where that is
@@ -43,15 +43,10 @@ def input_travels(
 ) -> bool:
     """Whether x travels by Note [Projected on arrival]: if it may on all ranks, rows of one width.
 
-    Collective where ``x`` asks for no gradient and ``weight`` does, at each call: whoever takes
-    another way from some moment on, on a single rank, leaves nobody waiting.
-
-    Args:
-        weight: what projects x.
-        width: of what is made of a row and would travel instead.
-        fused: whether this rank computes the layer as a whole.
-
-    Raises ``ValueError`` on every rank where ``x`` or ``weight`` asks for a gradient on some only.
+    Collective where ``x`` asks for no gradient and ``weight``, which projects it, does, at each
+    call: if a single rank takes another way from some moment on, nobody waits. ``width`` is of the
+    rows that would travel instead; ``fused``: this rank computes the layer as a whole. Raises
+    ``ValueError`` on every rank where ``x`` or ``weight`` asks for a gradient on some only.
     """
     group = relation.group
     agree_on_gradients(relation.plan, [("rows", x), ("their weight", weight)], 2)
@@ -77,10 +72,9 @@ class ProjectedSources(Sources):
     dW'_hd = V_hd + a_hd K_h, da_hd = <W'_hd, K_h>.
 
     Args:
-        parts: values and keys of the owned rows. kept: as for :class:`Sources`.
+        parts: values and keys of the owned rows.
         rows: x, [num_src, F] owned, as the layer got them.
-        weight: W, [H * D, F].
-        bias: b, [H * D] or none.
+        weight, bias: W, [H * D, F], and b, [H * D] or none.
         vector: a, H * D numbers; ``None``: there are no keys, or they are the values.
     """
 
@@ -128,7 +122,7 @@ class ProjectedSources(Sources):
         self.spec.relation.group.pool.give(grads)
 
     def with_shares(self, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        """dW, db and da with the shares of halo rows, each as far as somebody asks for it."""
+        """dW, db and da with the shares of halo rows, each if its gradient is asked for."""
         num_values, shares = self.by_head.shape[:2].numel(), list[Tensor]()
         dweight, dkeys = self.dmatrix[:num_values], self.dmatrix[num_values:]
         if self.vector is not None:
@@ -144,16 +138,15 @@ _SAMPLE = 1024  # rows that tell it
 
 @dataclass
 class Call:
-    """What the two functions of one call of a layer tell each other.
+    """State that the two autograd functions of one call of a layer share.
 
     Attributes:
-        spec: the attention.
         input_travels: see Note [Projected on arrival].
         donate: whether a gradient may take the memory of the layer's input, unless the graph is
             kept, or others have made something of what was saved.
-        owns: whether what is saved stays as it is.
-        writes: into what was saved of the result; ``None``: the caller does not have it.
-        is_written: whether anybody did, as this backward pass found it.
+        owns: whether saved tensors stay as they are.
+        writes: into the saved result; ``None``: the caller does not have it.
+        is_written: whether anybody wrote, as this backward pass found it.
         delta: [n, H] of this backward pass, without meaning where ``is_written``.
     """
 
@@ -166,19 +159,18 @@ class Call:
     delta: Tensor | None = None
 
     def gives(self) -> bool:
-        """Whether this backward pass may write over the input."""
         return self.donate and self.owns and frees_graph()
 
     def sources(
         self, used: Parameters, x: Tensor, parts: list[Tensor], kept: list[Tensor] | None = None
     ) -> Sources:
-        """What travels: ``parts``, made of ``x``, or ``x`` itself."""
+        """The rows that travel: ``parts``, made of ``x``, or ``x`` itself."""
         if self.input_travels:
             return ProjectedSources(self.spec, parts, kept, x, *used.projection())
         return Sources(self.spec, parts, kept)
 
     def take_delta(self) -> Tensor:
-        """What the function behind has left for this backward pass."""
+        """delta, which backward of :class:`_Result` has left for this backward pass."""
         delta, self.delta = self.delta, None
         if delta is None:
             raise RuntimeError("delta: got none, expected that of this backward pass")
@@ -186,11 +178,9 @@ class Call:
 
 
 def finish(result: Tensor, bias: Tensor | None, call: Call) -> Tensor:
-    """[n, H * D] ``result + bias``, in the memory of ``result`` where it keeps its digits there.
+    """``result + bias``, [n, H * D], in the memory of ``result`` where it keeps its digits there.
 
-    Args:
-        result: [n, H * D] of attention, which nobody else has.
-        bias: [H * D] or none.
+    ``result`` [n, H * D] is that of attention, which nobody else has; ``bias`` is [H * D] or none.
     """
     in_place = bias is None or _keeps_digits(result, bias, call.spec.scores.heads)
     out = _Result.apply(result, bias, call, in_place)
@@ -252,12 +242,11 @@ class _Result(Function):
 
 
 class Parameters:
-    """What makes values, keys and queries of a layer: copies, as backward makes them of the same
-    numbers again.
+    """A layer's parameters, copied: backward makes the same values, keys and queries again.
 
     Attributes:
-        num_source: of the parameters, the first ones, that make values and keys.
-        num_saved: the last ones, of which backward reads what they are by then.
+        num_source: how many parameters, the first ones, make values and keys.
+        num_saved: how many, the last ones, are saved: backward reads what they are by then.
     """
 
     num_source: ClassVar[int]
@@ -277,12 +266,11 @@ class Parameters:
 
 
 class Done(NamedTuple):
-    """What a layer's backward pass has found of its attention, and what it was computed from.
+    """Gradients that a layer's backward pass has found of its attention, and what they are of.
 
     Attributes:
         needs: of x and each parameter, whether its gradient is asked for.
         saved: the parameters that are saved, as they are now.
-        value: what the values were, which may be written over.
         homes, dquery, dweight: gradients of values and keys, queries, and the scores' weight.
         gives: whether this pass may write over ``x``.
     """
@@ -358,7 +346,7 @@ class AttentionLayer(Function):
 
 
 def like(x: Tensor, width: int, made_of: Sequence[Tensor | None]) -> Tensor:
-    """No rows of what is made of others, asking for a gradient if one of these does."""
+    """No rows, [0, width], that ask for a gradient if one of ``made_of`` does."""
     rows = x.new_empty((0, width))
     for tensor in made_of if torch.is_grad_enabled() else ():
         if tensor is not None and tensor.requires_grad:
@@ -367,11 +355,10 @@ def like(x: Tensor, width: int, made_of: Sequence[Tensor | None]) -> Tensor:
 
 
 def grad_of_rows(x: Tensor, dvalue: Tensor, weight: Tensor, value: Tensor, donate: bool) -> Tensor:
-    """dv W of v = x W^T, where v was or x, if that is as wide and free to take.
+    """dv W of v = x W^T, written over v or x if that is as wide and free.
 
-    Args:
-        value: v, which nobody else has and nobody reads any more.
-        donate: ``x`` may be taken if it is no leaf and no view.
+    ``value`` is v, which nobody else has and nobody reads any more. With ``donate``, ``x`` may be
+    taken if it is no leaf and no view.
     """
     place = None
     if value.shape == x.shape:

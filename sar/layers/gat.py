@@ -35,23 +35,20 @@ def gat(
     """out_i = sum over edges (j -> i) of a_ij v_j + b with v = x W^T + c; collective.
 
     Per head a_ij is the softmax over j of lrelu(<a_src, v_j> + <a_dst, v_i>), dropped out or not.
-    What the ranks send is what attention sends over rows of v and their scores, unless
-    ``input_travels``.
+    Messages are those of attention over rows of v and their scores, unless ``input_travels``.
 
     Args:
         x: [num_src, F] owned source rows, on the processor; the first num_dst of them are the
             destinations. float32, float64 or bfloat16, as all that follows.
         weight, fc_bias: W [H * D, F] and c [H * D], or no c.
-        attn_src, attn_dst: H * D numbers each, of any shape.
-        bias: H * D numbers b of any shape, or none.
+        attn_src, attn_dst, bias: H * D numbers each, of any shape; or no bias b.
         slope: of lrelu.
         dropout: (seed, probability) of the weights a; ``None`` for none.
-        input_travels: what :func:`sar.layers.attending.input_travels` said.
+        input_travels: the answer of :func:`sar.layers.attending.input_travels`.
         donate: the gradient of ``x`` may take its memory, where it is no leaf and no view. That of
             the result is free by then, unless somebody reads it.
 
-    Returns:
-        [num_dst, H, D]; ``bias`` alone where no edge ends.
+    Returns [num_dst, H, D]; ``bias`` alone where no edge ends.
     """
     if relation.group.meter.told is not None:
         relation.group.meter.tell("fused")

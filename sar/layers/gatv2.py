@@ -33,19 +33,16 @@ def gatv2(
 ) -> Tensor:
     """out_i = sum over edges (j -> i) of a_ij v_j with v = x W^T + c; collective.
 
-    Per head a_ij is the softmax over j of <attn, lrelu(v_j + q_i)>, dropped out or not. What the
-    ranks send is what attention sends over rows of v, unless ``input_travels``.
+    Per head a_ij is the softmax over j of <attn, lrelu(v_j + q_i)>, dropped out or not. Messages
+    are those of attention over rows of v, unless ``input_travels``.
 
     Args:
-        x: [num_src, F] owned source rows, on the processor; the first num_dst of them are the
-            destinations. float32, float64 or bfloat16, as all that follows.
         src: W and c, which make v.
         dst: the same of q; ``None``: q = v.
         attn: H * D numbers of any shape.
-        slope, dropout, input_travels, donate: as for :func:`sar.layers.gat.gat`.
+        x, slope, dropout, input_travels, donate: as for :func:`sar.layers.gat.gat`.
 
-    Returns:
-        [num_dst, H, D]; 0 where no edge ends.
+    Returns [num_dst, H, D]; 0 where no edge ends.
     """
     if relation.group.meter.told is not None:
         relation.group.meter.tell("fused")

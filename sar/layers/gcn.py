@@ -1,7 +1,5 @@
-"""Graph convolution (arXiv 1609.02907) as one function of autograd.
-
-z = N A (M x) W + b; M and N are powers of degrees, or 1.
-"""
+"""Graph convolution (arXiv 1609.02907) as one autograd function: z = N A (M x) W + b, where M and N
+are powers of degrees, or 1."""
 
 from __future__ import annotations
 
@@ -26,7 +24,7 @@ class Degrees(NamedTuple):
     Attributes:
         of: ``"in"`` or ``"out"``: the edges that end in a row, or start in it on any rank.
         power: -1 divides by them.
-        empty: what rows without such edges are multiplied by.
+        empty: the factor of rows without such edges.
     """
 
     of: str
@@ -41,20 +39,19 @@ def gcn(
 ) -> Tensor:  # fmt: skip
     """N A (M x) @ weight + bias, the sum over edges (j -> i); collective, as is its backward.
 
-    Ranks that compute the same by :func:`sar.ops.aggregate.aggregate` and torch exchange the same
-    messages.
+    Other ranks may compute the same by :func:`sar.ops.aggregate.aggregate` and torch: messages
+    agree.
 
     Args:
         x: [num_src, width_in] contiguous owned source rows, float32 or float64.
         weight: [width_in, width] of the dtype of ``x``; ``None``: width is width_in.
         bias: [width] or none.
-        src, dst: what M and N are, of source and of destination rows; ``None`` is 1. In-degrees of
+        src, dst: M and N, of source and of destination rows; ``None`` is 1. In-degrees of
             sources are for relations whose sources are their destinations.
         weight_first: rows are multiplied before they are summed.
         donate: backward writes dx over ``x`` where it reads ``x``, unless it keeps the graph.
 
-    Returns:
-        [num_dst, width], which nobody else has or saved.
+    Returns [num_dst, width], which nobody else has or saved.
     """
     if relation.group.meter.told is not None:
         relation.group.meter.tell("fused")
@@ -76,7 +73,7 @@ def gcn(
 
 
 def degree_factor(relation: Relation, dtype: torch.dtype, degrees: Degrees | None) -> Tensor | None:
-    """[n] what rows are multiplied by; kept, and not to be written into."""
+    """The factor of each row, [n]; kept, and not to be written into."""
     if degrees is None:
         return None
     key = "degrees", degrees, dtype
@@ -95,7 +92,7 @@ def _of_constant_rows(
     relation: Relation, x: Tensor, weight: Tensor | None, bias: Tensor | None, policy: Policy,
     src: Degrees | None, dst: Degrees | None, weight_first: bool,
 ) -> Tensor:  # fmt: skip
-    """The same where no gradient travels: the sums may be those of an earlier call."""
+    """:func:`gcn` where no gradient travels: the sums may be those of an earlier call."""
     factor, scale = (degree_factor(relation, x.dtype, degrees) for degrees in (src, dst))
     if weight is not None and weight_first:
         rows = scaled(x, factor) @ weight

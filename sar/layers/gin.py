@@ -1,7 +1,5 @@
-"""Sums of a graph isomorphism network (arXiv 1810.00826) as one function of autograd.
-
-z = (1 + eps) O x + S A x.
-"""
+"""Sums of a graph isomorphism network (arXiv 1810.00826) as one autograd function:
+z = (1 + eps) O x + S A x."""
 
 from __future__ import annotations
 
@@ -26,18 +24,16 @@ def gin_sum(
 ) -> Tensor:  # fmt: skip
     """(1 + eps) O x + S A x, the sum or mean over edges (j -> i); collective, as is its backward.
 
-    Ranks that compute the same by :func:`sar.ops.aggregate.aggregate` and torch exchange the same
-    messages.
+    Other ranks may compute the same by :func:`sar.ops.aggregate.aggregate` and torch: messages
+    agree.
 
     Args:
         x: [num_src, width] contiguous owned source rows, float32 or float64; O x, the first num_dst
             of them, are the destinations.
         eps: [1] of the dtype of ``x``.
-        op: ``"sum"`` or ``"mean"``.
         donate: backward writes dx over ``x`` where it reads ``x``, unless it keeps the graph.
 
-    Returns:
-        [num_dst, width], which nobody else has or saved.
+    Returns [num_dst, width], which nobody else has or saved.
     """
     if relation.group.meter.told is not None:
         relation.group.meter.tell("fused")

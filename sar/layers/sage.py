@@ -1,7 +1,5 @@
-"""GraphSAGE's layer of means (arXiv 1706.02216) as one function of autograd.
-
-z = x W_own^T + b + mean(x) W^T.
-"""
+"""GraphSAGE's layer of means (arXiv 1706.02216) as one autograd function:
+z = x W_own^T + b + mean(x) W^T."""
 
 from __future__ import annotations
 
@@ -26,10 +24,10 @@ def sage_mean(
 ) -> Tensor:  # fmt: skip
     """O x @ own^T + bias + mean @ weight^T: mean_i is that of the rows x_j over edges (j -> i).
 
-    Collective, as is its backward pass; ranks that compute the same by
-    :func:`sar.ops.aggregate.aggregate` and torch exchange the same messages. Own rows are
-    multiplied while rows for the mean travel; in backward the gradients of rows go home before what
-    can be computed beside them is.
+    Collective, as is its backward. Other ranks may compute the same by
+    :func:`sar.ops.aggregate.aggregate` and torch: messages agree. Own rows are multiplied while
+    rows for the mean travel; backward sends the gradients of rows home first, and computes the
+    others meanwhile.
 
     Args:
         x: [num_src, width_in] contiguous owned source rows; O x, the first num_dst of them, are the
@@ -40,8 +38,7 @@ def sage_mean(
             makes them narrower.
         donate: backward writes dx over ``x``, unless it keeps the graph.
 
-    Returns:
-        [num_dst, width], which nobody else has or saved.
+    Returns [num_dst, width], which nobody else has or saved.
     """
     if relation.group.meter.told is not None:
         relation.group.meter.tell("fused")
@@ -60,13 +57,8 @@ def sage_mean(
 
 
 def all_by_columns(group: Group, policy: Policy, x: Any, fused: bool) -> bool:
-    """Whether all ranks multiply means a few columns at a time (:mod:`sar.layers.sage_columns`), as
-    they can in a layer that is recomputed; collective there.
-
-    Args:
-        x: the layer's rows, or whatever it got.
-        fused: whether this rank computes the layer as a whole.
-    """
+    """Whether all ranks multiply means by columns (:mod:`sar.layers.sage_columns`), as a recomputed
+    layer can; collective there. ``fused``: this rank computes the layer as a whole."""
     if not is_recomputed():
         return False
     mine = fused and policy.zeros == "send" and x.requires_grad
@@ -216,5 +208,5 @@ class ProductFirst(Function):
 
 
 def scaled(x: Tensor, factor: Tensor | None) -> Tensor:
-    """Rows times a number each, if there are any."""
+    """Rows times a factor each, if there are factors."""
     return x if factor is None else x * factor.unsqueeze(1)

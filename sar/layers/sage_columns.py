@@ -35,13 +35,9 @@ def sage_mean_by_columns(
     relation: Relation, x: Tensor, own: Tensor, weight: Tensor, bias: Tensor | None,
     policy: Policy, *, sum_first: bool | None = None, donate: bool = False,
 ) -> Tensor:  # fmt: skip
-    """:func:`sar.layers.sage.sage_mean` in a layer that is recomputed.
+    """:func:`sar.layers.sage.sage_mean` in a layer that is recomputed, on all ranks or none.
 
-    On all ranks or none: rows travel a few columns at a time.
-
-    Args:
-        x: [num_src, width_in] contiguous owned source rows, which are the destinations, too; asks
-            for a gradient. Others are those of :func:`sar.layers.sage.sage_mean`.
+    Rows travel a few columns at a time. ``x`` asks for a gradient; its rows are the destinations.
     """
     relation.group.meter.tell("fused, recomputed")
     is_narrow = weight.shape[1] > weight.shape[0] if sum_first is None else not sum_first
@@ -62,7 +58,6 @@ class _Blocks:
     kept: list[Tensor] = field(default_factory=list)  # means of a repeated forward pass
 
     def forward(self, x: Tensor, own: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """The layer's value."""
         out = F.linear(x, own, bias)
         if self.is_narrow:
             out.add_(self.mean(x @ weight.t()))
@@ -77,7 +72,7 @@ class _Blocks:
         return out
 
     def backward(self, x: Tensor, dz: Tensor, own: Tensor, weight: Tensor, dx: Tensor) -> Tensor:
-        """dweight; fills ``dx``, which may be ``x``."""
+        """The gradient of ``weight``; fills ``dx``, which may be ``x``."""
         if self.is_narrow:
             dy = self.home(dz)
             dweight = dy.t() @ x

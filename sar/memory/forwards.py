@@ -1,4 +1,4 @@
-"""What stands before the forward passes of modules, and what those were called with."""
+"""Replacements of modules' forward passes, and the arguments of a recomputed layer's."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sar._private import frees_graph, tree_flatten, tree_unflatten
 
 
 class Forward:
-    """Stands before a module's own forward; hooks of the module run outside of it."""
+    """A replacement of a module's forward; hooks of the module run outside of it."""
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
@@ -29,13 +29,13 @@ class Forward:
 
 
 def replace(module: nn.Module, forward: Forward) -> None:
-    """Put ``forward`` before what the module does now."""
+    """Make ``forward`` the module's forward; it holds what stood there."""
     forward.inner = module.__dict__.get("forward")
     module.forward = forward  # type: ignore
 
 
 def reset(modules: Iterable[nn.Module]) -> None:
-    """Take away what :func:`replace` has put there."""
+    """Undo :func:`replace`."""
     for module in modules:
         while isinstance(forward := module.__dict__.get("forward"), Forward):
             del module.__dict__["forward"]
@@ -44,7 +44,7 @@ def reset(modules: Iterable[nn.Module]) -> None:
 
 
 class LayerInputs:
-    """The arguments of a layer's forward pass, let go when backward has taken them."""
+    """The arguments of a layer's forward pass, dropped when backward has taken them."""
 
     def __init__(self, args: tuple, kwargs: dict[str, Any]) -> None:
         self.first: tuple[tuple, dict[str, Any]] | None = (args, kwargs)
@@ -56,9 +56,9 @@ class LayerInputs:
         self.saved: Any = _Saved.apply(start, *(leaves[i] for i in self.tensors))
 
     def take(self) -> tuple[tuple, dict[str, Any]]:
-        """For the forward pass; later for each backward pass, the last of which ends with them.
+        """The arguments, for the forward pass and then each backward pass; dropped with the last.
 
-        Raises ``RuntimeError`` when there was one that did not keep the graph.
+        Raises ``RuntimeError`` after a backward pass that did not keep the graph.
         """
         if self.first is not None:
             given, self.first = self.first, None
@@ -77,7 +77,7 @@ class LayerInputs:
 
 
 class _Saved(Function):
-    """Nothing, made of tensors that autograd watches and passes through hooks as any saved."""
+    """An empty result of tensors, which autograd saves, watches and passes through hooks."""
 
     @staticmethod
     def forward(ctx: Any, start: Tensor, *tensors: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
-"""Saved tensors elsewhere than in memory: in a file, or rounded to half their width.
+"""Saved tensors in a file, or rounded to half their width, instead of in memory as they are.
 
-Both are pairs of hooks for ``torch.autograd.graph.saved_tensors_hooks``. What is not worth it or
-not theirs stays as it is: small tensors, integers, and memory that someone else holds anyway.
+Both are pairs of hooks for ``torch.autograd.graph.saved_tensors_hooks``. Small tensors, integers,
+and memory that someone else holds anyway stay as they are.
 """
 
 from __future__ import annotations
@@ -24,11 +24,8 @@ _MOST_BYTES = 1 << 30  # one write takes no more
 
 
 class PageFile:
-    """A file without a name whose pages are handed out and taken back; gone with the process.
-
-    Args:
-        directory: where it takes disk space; ``None`` is the system's folder for such files.
-    """
+    """A file without a name in ``directory``, by default the system's for temporary files; gone
+    with the process. Pages are handed out and taken back."""
 
     def __init__(self, directory: str | None) -> None:
         self.directory = directory or tempfile.gettempdir()
@@ -38,7 +35,7 @@ class PageFile:
         self._given: list[tuple[int, int]] = []  # since the last take
 
     def take(self, size: int) -> int:
-        """Offset of ``size`` bytes, a multiple of the page size."""
+        """The offset of ``size`` free bytes, a multiple of the page size."""
         while self._given:
             self._merge(*self._given.pop())
         for index, (offset, room) in enumerate(self._free):
@@ -51,7 +48,7 @@ class PageFile:
         return self._end - size
 
     def give(self, offset: int, size: int) -> None:
-        """Take back what :meth:`take` gave; at any moment, as the garbage collector may call."""
+        """Take pages back; at any moment, as the garbage collector may call."""
         self._given.append((offset, size))
 
     def _merge(self, offset: int, size: int) -> None:
@@ -64,7 +61,6 @@ class PageFile:
 
     @property
     def used_bytes(self) -> int:
-        """Bytes handed out now."""
         return self._end - sum(size for _, size in [*self._free, *self._given])
 
     def write(self, offset: int, content: Tensor) -> None:
@@ -103,19 +99,19 @@ class _Pages:
         file.write(self.offset, content)
 
     def read(self, dtype: torch.dtype) -> Tensor:
-        """The storage's numbers, [nbytes / itemsize] in mapped memory."""
+        """The storage's numbers, [nbytes / itemsize], in mapped memory."""
         pages = self.file.map(self.offset, self.size, self)
         return torch.frombuffer(pages, dtype=dtype, count=self.nbytes // dtype.itemsize)
 
 
 class _Known:
-    """What was made of storages that may be saved again, unless they were written into since."""
+    """The pages or rounded numbers made of storages that may be saved again, while unwritten."""
 
     def __init__(self) -> None:
         self._made: weakref.WeakValueDictionary[tuple, Any] = weakref.WeakValueDictionary()
 
     def get(self, tensor: Tensor, *key: Any) -> Any:
-        """What :meth:`put` got for the same memory and content; ``None`` without."""
+        """The value that :meth:`put` got for the same memory and content, if any."""
         made = self._made.get((tensor.untyped_storage().data_ptr(), *key))
         if made is None or made.source.expired() or made.version != version_of(tensor):
             return None
@@ -128,18 +124,14 @@ class _Known:
 
 
 class Offload:
-    """Hooks that page saved tensors to a file; a storage that is saved several times, once.
-
-    Args:
-        directory: see :class:`PageFile`.
-    """
+    """Hooks that page saved tensors to a file; a storage that is saved several times, once."""
 
     def __init__(self, directory: str | None = None) -> None:
         self.file = PageFile(directory)
         self._known = _Known()
 
     def pack(self, tensor: Tensor, held: Set[int]) -> Any:
-        """``held``: addresses of storages that stay in memory anyhow."""
+        """Write a tensor to the file; ``held`` are addresses of storages that stay in memory."""
         if not _worth_it(tensor, held, (torch.bool, torch.uint8)):
             return _Guarded(tensor)
         storage = tensor.untyped_storage()
@@ -191,7 +183,6 @@ class RoundToBfloat16:
         self._known = _Known()
 
     def pack(self, tensor: Tensor, held: Set[int]) -> Any:
-        """See :meth:`Offload.pack`."""
         if not _worth_it(tensor, held) or tensor.dtype not in (torch.float32, torch.float64):
             return _Guarded(tensor)
         key = (tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.dtype)
@@ -202,14 +193,13 @@ class RoundToBfloat16:
         return rounded, tensor.dtype
 
     def unpack(self, packed: Any) -> Tensor:
-        """The tensor in its own dtype."""
         if isinstance(packed, _Guarded):
             return packed.get()
         return packed[0].values.to(packed[1])
 
 
 def in_memory(packed: Any) -> list[Tensor]:
-    """The tensors that stay in memory of what either pair of hooks has packed."""
+    """The tensors that still take memory, of what either pair of hooks has packed."""
     if isinstance(packed, _Guarded):
         return [packed.tensor]
     return [packed[0].values] if isinstance(packed[0], _Rounded) else []

@@ -35,7 +35,7 @@ class Shards(Protocol):
         """The edges out of owned rows."""
 
     def shards(self, num_rounds: int, *, order: bool) -> list[Csc]:
-        """Those of each round; sources index the rows that come in it."""
+        """The edges of each round; sources index the rows that come in it."""
 
 
 @dataclass
@@ -62,7 +62,6 @@ class Pass:
     computed meanwhile. On one rank it is the same loop with that step alone.
 
     Args:
-        edges: a relation, or what its sums are left to do.
         rows: [num_src, width] owned rows, contiguous; ``None``: nothing travels.
         row_bytes: of a row on the wire, by which rounds are chosen; those of ``rows`` by default.
         order: with the position of each edge among the local ones.
@@ -107,7 +106,7 @@ class Pass:
 
 
 def by_rank(peers: Sequence[int], rows: Sequence[int], num_ranks: int) -> list[int]:
-    """The rows of each rank of the group, zero for those that are no peers."""
+    """Counts of rows for every rank of the group, zero for those that are no peers."""
     counts = [0] * num_ranks
     for peer, count in zip(peers, rows, strict=True):
         counts[peer] = count
@@ -117,12 +116,8 @@ def by_rank(peers: Sequence[int], rows: Sequence[int], num_ranks: int) -> list[i
 class RowMessages:
     """Source rows on their way to the ranks that read them.
 
-    Args:
-        rows: [num_rows, *] of one dtype; their columns travel side by side.
-        keep: rows that land stay valid, in memory of their own.
-
-    Attributes:
-        row_bytes: of a row on the wire.
+    ``rows`` are [num_rows, *] of one dtype, whose columns travel side by side. With ``keep`` rows
+    that land stay valid, in memory of their own.
     """
 
     def __init__(self, plan: HaloPlan, rows: Sequence[Tensor], keep: bool = False) -> None:
@@ -132,14 +127,14 @@ class RowMessages:
         self.row_bytes = self.width * self.dtype.itemsize
 
     def sent(self, step: Round) -> Message:
-        """What this rank sends in a round."""
+        """The buffer this rank sends in a round, filled."""
         shape = step.num_send, self.width
         send = self.plan.group.pool.take(shape, self.dtype, self.device, step.most)
         self.plan.gather_round(step, self.rows, send)
         return send, by_rank(step.targets, step.send_rows, step.num_ranks)
 
     def received(self, step: Round) -> Message:
-        """Room for what it gets."""
+        """An empty buffer for the rows it receives."""
         shape = step.num_recv, self.width
         if self.keep:
             recv = torch.empty(shape, dtype=self.dtype, device=self.device)
@@ -148,7 +143,7 @@ class RowMessages:
         return recv, by_rank(step.sources, step.recv_rows, step.num_ranks)
 
     def landed(self, step: Round, recv: Tensor) -> Tensor:
-        """[step.num_recv, width] rows out of what it got."""
+        """Rows [step.num_recv, width] from the received buffer."""
         return recv
 
 
@@ -178,19 +173,18 @@ def fetch(
         rounds: the plan's rounds; every rank passes as many.
         keep: yield buffers that stay valid after the step.
         window: rounds in flight.
-        ahead: the next round goes out before the rows of one are used, not after: in place of a
-            second in the window it takes a buffer less, and waits for whoever is slower.
+        ahead: post the next round before the rows of one are used, not after: compared to a second
+            one in the window it takes a buffer less, and waits for the slower rank.
 
-    Yields:
-        (round, [round.num_recv, width]): the halo rows of the round, ordered by source rank and by
-        the order they were asked for. Overwritten when the next round is taken, unless ``keep``.
+    Yields (round, [round.num_recv, width]): the halo rows of the round, ordered by source rank and
+    by the order they were asked for. Overwritten when the next round is taken, unless ``keep``.
     """
     columns = [rows] if isinstance(rows, Tensor) else rows
     return Stream(RowMessages(plan, columns, keep), rounds, window, ahead)
 
 
 class Stream:
-    """The rounds of one fetch, an iterator: what is on the wire, and what landed."""
+    """The rounds of one fetch, an iterator over (round, its halo rows)."""
 
     def __init__(
         self, messages: RowMessages, rounds: Sequence[Round], window: int, ahead: bool = False
@@ -203,7 +197,6 @@ class Stream:
             self._post()
 
     def _post(self) -> None:
-        """Put rounds on the wire until the window is full."""
         plan, messages = self._messages.plan, self._messages
         while self._waiting and len(self._flights) < self._window:
             step = self._waiting.popleft()
@@ -236,43 +229,35 @@ class Stream:
         return flight.round, halo
 
     def free(self) -> None:
-        """The rows that came last are used: others may take their memory before the next are."""
+        """Give the memory of the rows that came last back, before the next are taken."""
         if self._halo is not None:
             self._messages.plan.group.pool.give(self._halo)
             self._halo = None
 
 
 class GradientMessages:
-    """Gradients of halo rows on their way to the owners of the rows.
-
-    Args:
-        width, dtype: of a row.
-        combine: adds rows that come home to the owned ones.
-
-    Attributes:
-        row_bytes: of a row on the wire.
-    """
+    """Gradients of halo rows on their way to their owners, where ``combine`` adds them."""
 
     def __init__(self, plan: HaloPlan, width: int, dtype: torch.dtype, combine: Combine) -> None:
         self.plan, self.width, self.dtype, self.combine = plan, width, dtype, combine
         self.row_bytes = width * dtype.itemsize
 
     def rows(self, step: Round) -> Tensor:
-        """[step.num_recv, width] uninitialised, from the pool."""
+        """Uninitialised [step.num_recv, width] from the pool."""
         return self._take(step.num_recv, step.most)
 
     def sent(self, step: Round, grads: Tensor) -> Message:
-        """What this rank sends of ``grads`` [step.num_recv, width], which are given up."""
+        """The message this rank sends of ``grads`` [step.num_recv, width], which are given up."""
         return grads, by_rank(step.sources, step.recv_rows, step.num_ranks)
 
     def received(self, step: Round) -> Message:
-        """Room for what it gets."""
+        """An empty buffer for the gradients it receives."""
         return self._take(step.num_send, step.most), by_rank(
             step.targets, step.send_rows, step.num_ranks
         )
 
     def add(self, step: Round, recv: Tensor, home: Tensor) -> None:
-        """Add what it got, which goes back to the pool, to ``home`` [num_rows, width]."""
+        """Add received gradients to ``home`` [num_rows, width] and give their buffer back."""
         self.plan.scatter_round(step, home, recv, self.combine)
         self.plan.group.pool.give(recv)
 
@@ -285,12 +270,11 @@ class GradientReturn:
     """Sends gradients of halo rows to their owners, takes in what comes home; a bounded window.
 
     Args:
-        messages: what they travel in.
         local: computes the owned rows' own gradient, [num_rows, width] in the dtype to accumulate
             in; called once, when rounds are in flight already.
         window: rounds in flight; fewer where a fetch is in flight beside them.
-        local_last: ``local`` is called once the first round has come home and what was sent in it
-            is free, in place of while it is on its way.
+        local_last: call ``local`` once the first round has come home and what was sent in it is
+            free, not while it is on its way.
     """
 
     def __init__(
@@ -306,7 +290,7 @@ class GradientReturn:
         self._flights: deque[Flight] = deque()
 
     def buffer(self, step: Round) -> Tensor:
-        """[step.num_recv, width] uninitialised; fill every row, then :meth:`send` it.
+        """Uninitialised [step.num_recv, width]; fill every row, then :meth:`send` it.
 
         When the window is full, first adds the oldest round home.
         """
@@ -315,7 +299,6 @@ class GradientReturn:
         return self._messages.rows(step)
 
     def send(self, step: Round, grads: Tensor) -> None:
-        """Post one round."""
         plan = self._messages.plan
         send, send_counts = self._messages.sent(step, grads)
         recv, recv_counts = self._messages.received(step)
@@ -328,7 +311,7 @@ class GradientReturn:
         self._flights.append(Flight(step, work, send, recv))
 
     def each(self, rounds: Sequence[Round]) -> Iterator[tuple[Round, Tensor]]:
-        """A buffer for every round, sent when the next one is asked for."""
+        """Yield a buffer for every round, sent when the next one is asked for."""
         for step in rounds:
             grads = self.buffer(step)
             yield step, grads
@@ -336,13 +319,13 @@ class GradientReturn:
             del grads
 
     def finish(self) -> Tensor:
-        """Wait for what is in flight; the whole gradient of the owned rows."""
+        """Wait for the rounds in flight; the whole gradient of the owned rows."""
         home = self.own()
         self.settle()
         return home
 
     def settle(self) -> None:
-        """Wait for what is in flight, whose buffers are free then."""
+        """Wait for the rounds in flight, whose buffers are free then."""
         while self._flights:
             self._add_home()
 

@@ -23,13 +23,12 @@ LARGE = 1 << 17  # bytes of a message that is worth a step of its own
 class Round:
     """One step of the stream: the peers whose halo is resident together.
 
-    All rounds of a plan together hold a few numbers per rank; what is as long as the group is made
+    All rounds of a plan together hold a few numbers per rank; a list as long as the group is made
     when an exchange needs it (:func:`sar.stream.passes.by_rank`).
 
     Attributes:
         sources, targets: peers this rank receives from and sends to, ascending.
         recv_rows, send_rows: rows that come from each source and go to each target.
-        num_ranks: ranks of the group.
         distances: of the round; rank r receives from rank r + d.
         most: rows that travel either way in the largest round of the pass.
     """
@@ -58,19 +57,17 @@ class HaloPlan:
     """Rows that this rank sends to and receives from each other rank, agreed once.
 
     Args:
-        group: the ranks.
         num_rows: rows of the local source tensor.
         send_idx: per peer the local rows it needs, int32, ascending by the peer's own order;
             ``None`` when it needs every row in order (an identity is not stored).
-        recv_counts: rows that come from each peer.
         send_counts: rows that go to each peer, where a subclass sends more than ``send_idx``.
 
     Attributes:
         recv_pulled: how many of the rows from each peer are source rows as they are; they come
             before all others. All of them, but for a subclass.
         wanted: what the ranks have agreed about gradients, see :func:`agree_on_gradients`.
-        large_row_bytes: from which pairs exchange much, going by the busiest rank; the same on all
-            ranks.
+        large_row_bytes: the width from which pairs exchange much, going by the busiest rank; the
+            same on all ranks.
     """
 
     def __init__(
@@ -95,18 +92,15 @@ class HaloPlan:
         self.device = torch.device("cpu")
 
     def rows_for(self, peer: int) -> Tensor:
-        """int32 local rows that ``peer`` gets as they are, in the order they are sent."""
+        """The local rows, int32, that ``peer`` gets as they are, in the order they are sent."""
         idx = self.send_idx[peer]
         if idx is None:
             return torch.arange(self.send_counts[peer], dtype=torch.int32, device=self.device)
         return idx
 
     def gather(self, peer: int, rows: Sequence[Tensor], start: int, out: Tensor) -> None:
-        """Fill ``out`` [n, width] with n of the rows that ``peer`` gets, from row ``start`` on.
-
-        Args:
-            rows: tensors [num_rows, *], whose columns stand side by side in ``out``.
-        """
+        """Fill ``out`` [n, width] with n of the rows that ``peer`` gets, from row ``start`` on; the
+        columns of the tensors ``rows`` [num_rows, *] stand side by side."""
         idx, span = self.send_idx[peer], slice(start, start + len(out))
         if len(rows) == 1 and idx is not None:
             torch.index_select(rows[0], 0, idx[span], out=out)
@@ -124,7 +118,8 @@ class HaloPlan:
             self.gather(peer, rows, 0, part)
 
     def scatter_round(self, step: Round, home: Tensor, grads: Tensor, combine: Combine) -> None:
-        """``combine`` into ``home`` [num_rows, width] what the targets of a round sent back."""
+        """``combine`` gradients that the targets of a round sent into ``home`` [num_rows,
+        width]."""
         parts = grads.split(list(step.send_rows))
         for peer, part in zip(step.targets, parts, strict=True):
             combine(home, self.rows_for(peer), part.to(home.dtype))
@@ -204,7 +199,7 @@ class HaloPlan:
         return tuple(replace(step, most=most) for step in rounds)
 
     def _agree_rows_in_flight(self) -> np.ndarray:
-        """[P-1] rows in flight, on the busiest rank, for 1, 2, .. P-1 rounds (two at a time)."""
+        """Rows in flight, [P-1], on the busiest rank, for 1, 2, .. P-1 rounds (two at a time)."""
         rank, size = self.group.rank, self.group.size
         steps = np.arange(1, size)
         received = np.asarray(self.recv_counts, dtype=np.int64)[(rank + steps) % size]
@@ -228,16 +223,14 @@ def _round_starts(size: int, num_rounds: int) -> np.ndarray:
 def build_halo_plan(
     group: Group, wanted: Sequence[Tensor], num_rows: int, position: Tensor | None = None
 ) -> HaloPlan:
-    """Collective: tell every owner which of its rows this rank needs.
+    """Tell every owner which of its rows this rank needs; collective.
 
     Args:
         wanted: per rank the ascending unique rows needed, in the owner's numbering, integer.
-        num_rows: rows of the local source tensor.
         position: int tensor that maps the owner's numbering to rows of its source tensor, -1 where
             a row is not part of it; ``None`` when they are the same.
 
-    Raises:
-        CommError: on every rank, when a rank asks for a row that its owner does not have.
+    Raises ``CommError`` on every rank, when a rank asks for a row that its owner does not have.
     """
     recv_counts = [0 if p == group.rank else len(rows) for p, rows in enumerate(wanted)]
     send_counts = exchange_counts(group, recv_counts)
@@ -252,14 +245,10 @@ def build_halo_plan(
 
 
 def join_plans(plans: Sequence[HaloPlan]) -> tuple[HaloPlan, list[list[Tensor]]]:
-    """Collective: one plan that sends every row once that any of the plans sends.
+    """Join plans of one source tensor: a row that any of them sends is sent once; collective.
 
-    Args:
-        plans: of the same source tensor.
-
-    Returns:
-        The joint plan, and per plan and peer where (int32) the rows that the plan receives from the
-        peer lie among those that the joint plan receives from it.
+    Returns the joint plan, and per plan and peer where (int32) the rows that the plan receives from
+    the peer lie among those that the joint plan receives from it.
     """
     group, num_rows, device = plans[0].group, plans[0].num_rows, plans[0].device
     unions, told = [], []
@@ -303,20 +292,18 @@ def _identity_to_none(idx: Tensor, num_rows: int) -> Tensor | None:
 def agree_on_gradients(
     plan: HaloPlan, tensors: Sequence[tuple[str, Tensor]], num_sent: int, fetches: bool = True
 ) -> None:
-    """Raise where only some ranks want a gradient that takes all of them.
+    """Raise ``ValueError`` on every rank where only some want a gradient that takes all ranks.
 
     A rank that wants none has no backward pass, and the others would wait for it; and rows that
-    nobody trains take another way (:mod:`sar.edges.constant`). Collective when
-    a combination of shapes and wishes comes for the first time, so that later calls cost nothing;
-    a rank that changes its wishes alone to what has been seen before is not noticed.
+    nobody trains take another way (:mod:`sar.edges.constant`). Collective when a combination of
+    shapes and wishes comes for the first time, so that later calls cost nothing; a rank that
+    changes its wishes alone to what has been seen before is not noticed.
 
     Args:
         tensors: what a pass reads, with names for the error; as many on all ranks.
         num_sent: how many of them, the first ones, have gradients that travel. Of all together
             it matters whether any is wanted.
         fetches: whether backward fetches rows again, where that follows from the wishes.
-
-    Raises ``ValueError`` on every rank, which names the tensors and the ranks.
     """
     if plan.group.size == 1:
         return

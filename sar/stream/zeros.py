@@ -34,16 +34,14 @@ from sar.stream.plan import HaloPlan, Round
 
 
 def drops_zeros(x: Tensor) -> bool:
-    """Whether the backward of what made ``x`` drops the gradients of its zeros, unseen by others.
-
-    The node of autograd says so itself, by an attribute of that name.
-    """
+    """Whether the backward of what made ``x`` drops the gradients of its zeros, unseen by others:
+    its autograd node says so, by an attribute of that name."""
     is_recorded = x.requires_grad and torch.is_grad_enabled()
     return is_recorded and getattr(x.grad_fn, "drops_zeros", False) and not is_read(x)
 
 
 def is_read(x: Tensor) -> bool:
-    """Whether somebody reads the gradient of ``x`` itself."""
+    """Whether a hook or ``retain_grad`` reads the gradient of ``x`` itself."""
     return x.retains_grad or has_backward_hooks(x)
 
 
@@ -57,7 +55,7 @@ class NonZeros:
     Attributes:
         words: the bits of ``x``.
         sent, received: numbers that go to each rank and come from it.
-        dropped: whether each rank said that of its rows.
+        dropped: ``drops`` of each rank.
         halo: by the distances of a round the bits of each source's rows; for backward.
     """
 
@@ -74,11 +72,9 @@ class NonZeros:
         self.halo: dict[range, list[Tensor]] = {}
 
     def take(self, size: int) -> Tensor:
-        """A buffer for ``size`` numbers."""
         return self.plan.group.pool.take((size,), self.dtype, self.plan.device)
 
     def take_rows(self, num_rows: int) -> Tensor:
-        """A buffer for whole rows."""
         return self.plan.group.pool.take((num_rows, self.width), self.dtype, self.plan.device)
 
 
@@ -87,9 +83,9 @@ class _Parts:
 
     Args:
         peers, rows: whom it goes to or comes from, and how many rows of each.
-        pulled: of these the first ones, which travel without their zeros.
-        numbers: of each that are not zero.
-        with_bits: the bits are not known.
+        pulled: how many of these, the first ones, travel without their zeros.
+        numbers: numbers of each that are not zero.
+        with_bits: bits travel too; without, they are known from before.
     """
 
     def __init__(
@@ -105,7 +101,7 @@ class _Parts:
 
     @staticmethod
     def sent(zeros: NonZeros, step: Round, *, with_bits: bool) -> _Parts:
-        """Of owned rows, or of their gradients, for each target."""
+        """The parts of owned rows, or of their gradients, for each target."""
         pulled = [len(zeros.plan.rows_for(peer)) for peer in step.targets]
         numbers = [zeros.sent[peer] for peer in step.targets]
         if not (with_bits or zeros.dropped[zeros.plan.group.rank]):  # gradients that travel whole
@@ -114,7 +110,7 @@ class _Parts:
 
     @staticmethod
     def received(zeros: NonZeros, step: Round, *, with_bits: bool) -> _Parts:
-        """Of halo rows, or of their gradients, for each source."""
+        """The parts of halo rows, or of their gradients, for each source."""
         pulled = [zeros.plan.recv_pulled[peer] for peer in step.sources]
         numbers = [zeros.received[peer] for peer in step.sources]
         if not with_bits:  # some gradients travel whole
@@ -124,14 +120,14 @@ class _Parts:
         return _Parts(zeros, step.sources, step.recv_rows, pulled, numbers, with_bits)
 
     def take(self) -> Message:
-        """A buffer for all, and how many numbers are each rank's."""
+        """A buffer for all parts, and how many numbers are each rank's."""
         counts = [0] * self.zeros.plan.group.size
         for peer, sizes in zip(self.peers, self._sizes, strict=True):
             counts[peer] = sum(sizes)
         return self.zeros.take(sum(counts)), counts
 
     def cut(self, message: Tensor) -> Iterator[tuple[int, int, tuple[Tensor, Tensor, Tensor]]]:
-        """For each peer how many rows travel without zeros; views of bits, numbers and sums."""
+        """For each peer its number of rows without zeros, and views of bits, numbers and sums."""
         pieces = iter(message.split([size for sizes in self._sizes for size in sizes]))
         for peer, rows, pulled in zip(self.peers, self.rows, self.pulled, strict=True):
             bits, numbers, sums = next(pieces), next(pieces), next(pieces)
