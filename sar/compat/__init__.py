@@ -1,8 +1,7 @@
 """The names of IntelLabs SAR: at the top level, and in modules named like the original's.
 
-The modules are not files but a table: each of their names is one that the library has, or stands
-in a file here that says what takes the place of what the library has not. docs/differences.md
-lists where the meaning differs.
+These modules are no files but a table: each name is one that the library has, or stands in a file
+here that says what takes its place. docs/differences.md lists where the meaning differs.
 """
 
 from __future__ import annotations
@@ -103,10 +102,8 @@ def install_modules(package: ModuleType) -> None:
 
 
 def lazy_name(name: str) -> Any:
-    """A top-level name that is DGL's; raises ``AttributeError`` for any other name.
-
-    Raises ``MissingDependencyError`` without dgl.
-    """
+    """A top-level name that is DGL's; raises ``AttributeError`` for any other, and without dgl
+    ``MissingDependencyError``."""
     if name not in LAZY_NAMES:
         raise AttributeError(f"module 'sar' has no attribute {name!r}")
     require_dgl(f"sar.{name}")

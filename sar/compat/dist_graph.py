@@ -38,7 +38,7 @@ def convert_dist_graph(dist_graph: dgl.distributed.DistGraph) -> ShardedGraph:
 
 
 def _read_book(theirs: Any, name: str) -> PartitionBook:
-    """Our book from the number of nodes and edges of every type in every part of DGL's."""
+    """Our book, from the counts of nodes and edges by type and part in DGL's."""
     etypes = list(theirs.canonical_etypes)
     parts = range(theirs.num_partitions())
     nodes = [[len(theirs.partid2nids(part, t)) for t in theirs.ntypes] for part in parts]

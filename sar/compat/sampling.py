@@ -105,7 +105,7 @@ def DataLoader(
 
 
 def _as_partition(graph: ShardedGraph, sampler: DistNeighborSampler) -> PartitionData:
-    """The edges of a graph, its columns of edges, and the sampler's features."""
+    """A partition of the edges of a graph and their columns, with the features of the sampler."""
     if not isinstance(graph, ShardedGraph) or graph.is_block or len(graph.canonical_etypes) != 1:
         raise ValueError(f"full_graph_manager: got {graph!r}, expected a whole graph of one type")
     store, group = graph._store, graph.group
@@ -132,7 +132,7 @@ def _name(key: str) -> str:
 
 
 def _finished(batch: tuple[Any, Any, list[Any]], device: Any) -> list[Any]:
-    """The blocks, with features where the original has them."""
+    """The blocks, with features where the original has them, on ``device`` if it is given."""
     require_dgl("DGL's blocks")
     blocks = batch[2]
     for frame, mine in ((blocks[0].srcdata, _INPUT), (blocks[-1].dstdata, _OUTPUT)):

@@ -21,12 +21,10 @@ from sar.partition.load import PartitionData
 
 @dataclass(frozen=True)
 class Whole:
-    """What blocks are cut out of: all edges that end in this part's rows, on the CPU.
+    """All edges that end in this part's rows, on the CPU, out of which blocks are cut.
 
-    Attributes:
-        num_nodes: of the part, by type.
-        edges: rows of sources are those inside the owner's part.
-        edge_keys, edge_ids: of a relation's edges, by position; they hold no edges themselves.
+    In ``edges`` rows of sources are those inside the owner's part. ``edge_keys`` and ``edge_ids``
+    are of a relation's edges, by position, and hold no edges.
     """
 
     book: PartitionBook
@@ -39,7 +37,7 @@ class Whole:
 
 
 def whole_of_data(data: PartitionData) -> Whole:
-    """The edges as they were loaded."""
+    """The edges of a part as they were loaded."""
     firsts = {e: int(ranges[data.part_id, 0]) for e, ranges in data.book.edge_ranges.items()}
 
     def edges(etype: EType) -> EdgeArrays:
@@ -100,12 +98,7 @@ def _edges_into(whole: Whole, etype: EType, dst_rows: Tensor) -> BlockEdges:
 
 @dataclass
 class Layer:
-    """A block before its exchange is planned.
-
-    Attributes:
-        edges: by relation. src_rows: per node type.
-        num_halo: rows that this rank receives.
-    """
+    """A block before its exchange is planned; ``num_halo`` rows are received by this rank."""
 
     edges: dict[EType, BlockEdges]
     src_rows: dict[str, Tensor]
@@ -113,11 +106,7 @@ class Layer:
 
 
 def layer_of(whole: Whole, group: Group, dst_rows: dict[str, Tensor], keep_seeds: bool) -> Layer:
-    """What is needed for some destination rows of each type; collective.
-
-    Args:
-        keep_seeds: let the source rows begin with the destination rows.
-    """
+    """What some destination rows need; sources begin with them if ``keep_seeds``; collective."""
     book, src_rows, num_halo = whole.book, {}, 0
     edges = {
         etype: _edges_into(whole, etype, dst_rows[etype[2]]) for etype in book.canonical_etypes
@@ -173,7 +162,7 @@ def _edge_keys(keys: Callable[[EType], Tensor], etype: EType, positions: Tensor)
 
 
 def _unique_sources(group: Group, edges: dict[EType, BlockEdges], ntype: str) -> list[Tensor]:
-    """Per rank the ascending rows of a type that edges start in."""
+    """Per rank, the ascending rows of a type that edges start in."""
     wanted: list[list[Tensor]] = [[] for _ in range(group.size)]
     for etype, part in edges.items():
         if etype[0] == ntype:

@@ -124,7 +124,7 @@ def structure_of(data: PartitionData, policy: Policy | None) -> Structure:
 
 
 def on_device(store: Structure, data: PartitionData) -> Structure:
-    """The structure where the loaded edges are."""
+    """The structure on the device of the loaded edges."""
     device = torch.device(data.device)
     return store if store.device == device else store.to(device)
 

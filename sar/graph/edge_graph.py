@@ -20,9 +20,9 @@ def locate(graph: GraphView, nids: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def global_ends(graph: GraphView) -> tuple[Tensor, Tensor]:
-    """Global ids of the sources and destinations of the local edges; collective.
+    """int64 [E] global ids of sources and destinations of the local edges; collective.
 
-    int64 [E] each, on the CPU, in the order of columns of edges.
+    They are on the CPU, in the order of columns of edges.
     """
     ends, store = edge_ends(as_stored(graph.scope().relation, "edges")), graph._store
     starts = torch.as_tensor(store.book.node_ranges[graph.srctypes[0]][:, 0])
@@ -39,13 +39,11 @@ def edge_graph(
     """A graph of the same nodes with edges that any rank may give; collective.
 
     Every edge goes to the rank that owns its destination. What that costs depends on the edges, not
-    on the graph.
+    on the graph, which is of one relation and gives node types, columns of nodes and policy.
 
     Args:
-        graph: of one relation; it gives node types, columns of nodes and policy.
         src, dst: int64 [e] global ids of the end points of edges that this rank gives.
-        eids: int64 [e] names of the edges: the ids of the result's, which are in the order of the
-            ranks that gave them.
+        eids: int64 [e], the edges' ids in the result, in the order of the ranks that gave them.
         columns: int64 [e] each, columns of the edges.
     """
     columns = columns or {}

@@ -20,11 +20,10 @@ from sar.partition.load import PartitionData
 
 @dataclass
 class LayerBlocks:
-    """Which rows each layer needs, before anything is built; made by :func:`plan_blocks`.
+    """The rows that each layer needs, before anything is built; made by :func:`plan_blocks`.
 
-    Attributes:
-        saved: share of the whole graph's work that the layers leave out: the mean of what they
-            save of rows, of edges and of rows on the wire.
+    ``saved`` is the share of the whole graph's work that the layers leave out: the mean of what
+    they save of rows, of edges and of rows on the wire.
     """
 
     saved: float
@@ -58,11 +57,9 @@ def _keep_out_degrees(block: Structure, store: Structure) -> None:
 
 
 def plan_blocks(graph: GraphView, rows: Tensor, num_layers: int) -> LayerBlocks:
-    """What ``num_layers`` layers need to compute some rows; collective.
+    """What layers need to compute some rows of a whole graph of one node type; collective.
 
-    Args:
-        graph: a whole graph of one node type.
-        rows: int64, ascending: this rank's rows that are wanted.
+    ``rows``: int64, ascending, of this rank.
     """
     store = graph._store
     (ntype,) = store.book.ntypes

@@ -23,13 +23,10 @@ MOST_KEPT = 8  # lists of graphs that begin with the same one
 
 @dataclass(eq=False)
 class RowSet:
-    """What a tensor may have one row for each of: nodes of a type, or edges of a relation.
+    """Nodes of a type, or edges of a relation, of which a tensor may have one row each.
 
-    Attributes:
-        kind: the node type or the canonical edge type.
-        nodes: rows of the part: the nodes, or the edges' destinations.
-        relation: of edges.
-        make_keys: makes ``keys``.
+    ``nodes`` are rows of the part: the nodes, or the destinations of edges of ``relation``.
+    ``kind`` is the node type or the canonical edge type.
     """
 
     kind: Kind
@@ -53,15 +50,12 @@ class RowSet:
 
 
 class KeyedRows:
-    """The keys of tensors that belong to some graphs; collective to make.
+    """The keys of tensors that belong to a whole graph, or to a model's blocks; collective to make.
 
     Rows are told apart by their number. Where two types have as many rows on some rank, the ranks
     vote at each call, which is collective then: what the rows are fits their number on every
     rank. Where nodes of a type and edges do on all of them, the rows are the nodes; two node types,
     or two relations without a node type, are an error.
-
-    Args:
-        graphs: a whole graph, or the blocks of a model.
     """
 
     def __init__(self, graphs: Sequence[GraphView]) -> None:
@@ -82,13 +76,11 @@ class KeyedRows:
     def keys(self, x: Tensor, kinds: Collection[Kind] | None = None) -> Tensor:
         """[len(x)] keys of the rows of ``x``, on its device.
 
-        Args:
-            kinds: node types and canonical edge types that the rows may be, the same on all ranks;
-                ``None``: all.
+        ``kinds`` are node types and canonical edge types that the rows may be, the same on all
+        ranks; ``None``: all.
 
-        Raises:
-            ValueError: nothing has as many rows, or several node types have, or no node type and
-                several relations.
+        Raises ``ValueError`` where nothing has as many rows, or several node types have, or no node
+        type and several relations.
         """
         fits = [i for i, one in enumerate(self.sets) if kinds is None or one.kind in kinds]
         match = [x.dim() > 0 and self.sets[i].count == len(x) for i in fits]
@@ -149,11 +141,9 @@ def _edge_keys(relation: AnyRelation) -> Callable[[], Tensor]:
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """Graphs that a module was called with, or that a user named.
+    """Graphs that a module was called with, or that a user named, then without ``module``.
 
-    Attributes:
-        module: ``None`` where a user named the graphs.
-        rows: what a layer got beside its graph, the rows of sources or a pair of both ends'.
+    ``rows``: what a layer got beside its graph, the rows of sources or a pair of both ends'.
     """
 
     module: object

@@ -19,17 +19,15 @@ S = TypeVar("S", bound="Structure")
 
 @dataclass
 class Structure:
-    """One rank's part of a graph, or of one layer's block of it, without any columns.
+    """One rank's part of a graph, or of one layer's block (MFG) of it, without any columns.
 
     Attributes:
-        book, part_id: the partitioning and this rank's part.
         relations: edges by canonical type.
         edge_ids: of each relation, what makes int64 [E] global ids, on the CPU.
         src_rows, dst_rows: per node type, int64 rows of the part that are rows of the source and
             destination tensors. The same object on a whole graph.
         keys: what names the part's nodes and edges in random numbers.
         keyed_rows: what :func:`sar.graph.rows.keyed_rows` made of late; no copy has it.
-        is_block: True for a block (MFG).
         keep_seeds: on blocks, whether source rows begin with the destination rows.
         joined: relations out of the same source rows as one relation, made on first need.
         sharing: the layer's call in progress whose modules share rows; no copy has it.

@@ -1,4 +1,4 @@
-"""Other edges over the same rows, as relations."""
+"""Relations with other edges over the same rows."""
 
 from __future__ import annotations
 
@@ -14,17 +14,16 @@ from sar.partition.book import EType
 
 
 def whole_relation(store: Structure, etype: EType, what: str) -> Relation:
-    """A relation whose loops may be changed."""
+    """The relation; raises ``ValueError`` unless its loops may be changed."""
     if etype[0] != etype[2] or store.is_block:
         raise ValueError(f"{what}: got {etype}, expected one node type and no block")
     return as_stored(store.relations[etype], what)
 
 
 def with_loops(relation: Relation, loop_keys: Callable[[], Tensor]) -> Relation:
-    """An edge from every node to itself, behind the others; no communication.
+    """Add an edge from every node to itself, behind the others; no communication.
 
-    Args:
-        loop_keys: makes names of the loops, as of edges.
+    ``loop_keys`` makes names of the loops, as of edges.
     """
     rank = relation.group.rank
     src, dst, eid, offsets = relation.arrays()

@@ -22,7 +22,7 @@ G = TypeVar("G", bound="GraphView")
 
 @dataclass(frozen=True)
 class Scope:
-    """Whose edges a tensor has a row for, and how they are streamed."""
+    """The relation whose edges a tensor has a row for, and how they are streamed."""
 
     relation: AnyRelation
     policy: Policy
@@ -39,7 +39,7 @@ class GraphArgument:
 
 
 def graphs_among(nest: Any) -> list[GraphView]:
-    """The graphs that arguments of a call, in tuples, lists and dicts, say."""
+    """The graphs that arguments of a call name, also inside of tuples, lists and dicts."""
     leaves = tree_leaves(nest)
     return [leaf.sharded_graph for leaf in leaves if isinstance(leaf, GraphArgument)]
 
@@ -166,7 +166,7 @@ class GraphView(GraphArgument):
         return self._store.sharing
 
     def scope(self, etype: str | EType | None = None) -> Scope:
-        """What lazy edge tensors of a relation carry with them."""
+        """The relation, policy and device that lazy edge tensors of a relation carry with them."""
         return Scope(self._relation(etype), self.policy, self._store.device)
 
     def columns_put_back(self) -> AbstractContextManager[Any]:
