@@ -1,9 +1,8 @@
 """What error messages say of other ranks: whose process has ended, which lines ranks stand in.
 
 A transport says that a connection broke, not whose process ended first. So every rank listens on a
-port of its own that nobody ever serves: as long as the process lives, working or stopped, the
-kernel takes connections for it; when it has ended, by whatever signal, the kernel refuses them.
-Nothing runs in the background, and nothing is read.
+port that nobody serves: the kernel takes connections to it while the process lives, working or
+stopped, and refuses them when it has ended, by whatever signal. Nothing runs in the background.
 """
 
 from __future__ import annotations

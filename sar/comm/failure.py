@@ -44,13 +44,11 @@ _GONE = "died or left early: the process has ended without a word"
 
 @dataclass(eq=False)
 class FailureBoard:
-    """This rank's view of the store in which failing ranks leave their error.
+    """This rank's view of the store, if there is one, in which failing ranks leave their error.
 
     Attributes:
-        store: ``None`` where there is none.
         liveness: ``None`` where this rank could not listen: no rank is said to have ended then.
         keeper: the rank whose process the store is in; ``None``: a launcher's.
-        names: of the ranks, where they are called something else than "rank 0".
         is_gone: the process that keeps the store has ended.
         explained: the last result of :meth:`explain`; whoever sees it set begins nothing more.
     """
@@ -217,9 +215,8 @@ class FailureBoard:
         return rank_names(ranks, self.names)
 
     def _ask(self, question: Callable[[dist.Store], _T]) -> _T | None:
-        """Ask the store, for a bounded time: the host that keeps it may be gone without a word. Or
-        it is busy: while one question waits for its answer nothing else is asked. ``None`` without
-        an answer."""
+        """Ask the store for a bounded time: its host may be gone without a word, or busy. ``None``
+        without an answer, and as long as an earlier question waits for its own."""
         answers: list[_T] = []
         store = self.store
         if store is None or self.is_lost:
@@ -246,13 +243,9 @@ def _known(store: Any, key: str, ranks: list[int]) -> set[int]:
 
 
 def guarded(make: Callable[[], _T], board: FailureBoard, device: torch.device, limit: float) -> _T:
-    """Return or raise what ``make`` does; ``TimeoutError`` if it does neither in ``limit`` seconds,
-    or a rank has failed meanwhile.
-
-    A thread runs it: what torch waits for has limits of its own, one behind the other, and a
-    network or a rank that goes away before it has connected is not noticed. ``device`` is this
-    rank's: a thread has a current CUDA device of its own.
-    """
+    """Return or raise what ``make`` does; ``TimeoutError`` after ``limit`` seconds, or a rank's
+    failure. A thread runs it, on ``device``: what torch waits for has limits of its own, one behind
+    the other, and a network or a rank that goes away before it has connected is not noticed."""
     outcome: Future[_T] = Future()
     index = torch.cuda.current_device() if device.type == "cuda" else None
 

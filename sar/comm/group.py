@@ -99,7 +99,7 @@ class Group:
         raise NotImplementedError
 
     def title(self, rank: int) -> str:
-        """What messages call a rank."""
+        """The name of a rank in messages."""
         return self.names[rank] if self.names else f"rank {rank}"
 
     def close(self) -> None:

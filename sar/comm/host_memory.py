@@ -61,13 +61,8 @@ def read_memory(pid: int, address: int, into: int, nbytes: int) -> None:
 
 
 class Flight:
-    """An exchange in flight.
-
-    Attributes:
-        coming: address and bytes, by peer, where rows that have not come will go.
-        unread: peers that have yet to read what is sent.
-        buffers: what was sent and received, kept until then, whatever becomes of the caller.
-    """
+    """An exchange in flight: address and bytes of rows that are still ``coming``, by peer; peers
+    that have ``unread`` rows; ``buffers``, kept until then, whatever becomes of the caller."""
 
     def __init__(
         self, memory: HostMemory, key: _Key, buffers: tuple[Tensor, ...], coming: dict[int, _Part]
@@ -92,9 +87,6 @@ class Flight:
 
 class HostMemory:
     """A rank's end of the exchange with all others; see :func:`sar.comm.one_host.connect`.
-
-    ``peers`` has a connected socket of messages and the process id of each other rank; ``timeout``
-    is in seconds.
 
     Attributes:
         gone: peers that have left.
@@ -131,11 +123,9 @@ class HostMemory:
         distances: Sequence[int] = (),
         channel: int = ROWS,
     ) -> Flight:
-        """:meth:`sar.comm.group.Group.exchange` of contiguous tensors in the processor's memory.
-
-        Raises ``RuntimeError`` when a peer sends something else, ``OSError`` when it has ended,
-        ``ValueError`` for buffers that are not contiguous or of another size than the counts say.
-        """
+        """:meth:`sar.comm.group.Group.exchange` of contiguous tensors on the CPU. Raises
+        ``RuntimeError`` when a peer sends something else, ``OSError`` when it has ended,
+        ``ValueError`` for buffers that are not contiguous, or whose size is not the counts'."""
         if self._is_closed or (self.board is not None and self.board.explained is not None):
             self.refuse()
         coming, going = _parts(recv, recv_counts), _parts(send, send_counts)

@@ -80,11 +80,10 @@ def use_group(group: Group) -> Iterator[Group]:
 
 
 class _Run:
-    """What all threads of a run share.
+    """What all threads of a run share, guarded by ``changed``.
 
     Attributes:
-        changed: guards all of this; notified when it changes.
-        threads, ended: threads by rank, and the ranks that have returned or failed.
+        ended: the ranks that have returned or failed.
         first_error: in words, of the rank that failed first.
         rooms: of parts of the ranks, by parent room, members and number of the part.
     """

@@ -39,13 +39,8 @@ class Work(Protocol):
 
 @dataclass
 class Stretch:
-    """Sums over one pass of one layer.
-
-    Attributes:
-        seconds: wall, or of the device's stream, waits included, inner layers excluded.
-        wait_seconds: blocked on other ranks.
-        sent_bytes, received_bytes: of rows, as :class:`Counters` counts them.
-    """
+    """Sums over one pass of one layer. ``seconds`` (wall, or of the device's stream) include waits
+    for other ranks and exclude inner layers; bytes are of rows."""
 
     seconds: float = 0.0
     wait_seconds: float = 0.0
@@ -81,12 +76,9 @@ class Told:
 
 @dataclass
 class Span:
-    """A named time from ``begin`` to ``end`` on the clock of :func:`time.perf_counter`.
-
-    Attributes:
-        lane: 0 for what the rank does, from 1 for what its wire does; spans of one lane nest.
-        sent, received: bytes of rows of an exchange.
-    """
+    """A named time on the clock of :func:`time.perf_counter`. ``lane`` 0 is what the rank does,
+    from 1 what its wire does; spans of one lane nest. ``sent`` and ``received`` are bytes of an
+    exchange's rows."""
 
     name: str
     begin: float
@@ -198,7 +190,6 @@ class Meter:
         return len(self._lanes)
 
     def waited(self, name: str, begin: float) -> None:
-        """Account for a wait from ``begin`` to now."""
         now = time.perf_counter()
         self.here.wait_seconds += now - begin
         if self.spans is not None:

@@ -146,7 +146,6 @@ class ProcessGroup(Group):
         return parts
 
     def _labelled(self, collective: Callable[..., Any], *args: Any) -> Any:
-        """Run a labelled collective of :mod:`sar.comm.direct`."""
         try:
             return collective(self._swap, *args)
         except direct.Apart as error:

@@ -220,7 +220,6 @@ class Rendezvous:
         return [0] * ADDRESS_LENGTH if liveness is None else liveness.address()
 
     def _learn(self, store: Any, ranks: Iterable[int]) -> None:
-        """Read the ranks' addresses from the store."""
         keys = [_ARRIVED.format(rank) for rank in ranks]
         if self._board.liveness is not None and keys:
             for rank, address in zip(ranks, store.multi_get(keys), strict=True):

@@ -33,7 +33,7 @@ class SeedStream:
         self.replays = False
 
     def restart(self, base: int, count: int = 0) -> None:
-        """Begin anew, or where ``state`` says another stream was."""
+        """Continue from ``base`` after ``count`` draws, as :meth:`state` gives them."""
         self.base, self.count = base, count
 
     def state(self) -> tuple[int, int] | None:
@@ -101,11 +101,11 @@ class _Again:
 
 
 def digest_of_text(text: str | bytes) -> int:
-    """63 bits, which differ for any other text."""
+    """63 bits of the SHA-256 of ``text``."""
     content = text.encode() if isinstance(text, str) else text
     return int.from_bytes(hashlib.sha256(content).digest()[:8], "big") >> 1
 
 
 def signed(seed: int) -> int:
-    """The same 64 bits as an int64."""
+    """The 64 bits of ``seed`` as an int64."""
     return (seed + 2**63) % 2**64 - 2**63

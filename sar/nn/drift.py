@@ -95,8 +95,8 @@ def _states(
 
 def check_sums(model: nn.Module, group: Group, factor: float = math.nan) -> None:
     """Look at losses, and now and then at parameters, in every sum of a model's gradients.
-    Collective now and then, in the same calls on all ranks. ``factor``: see
-    :meth:`sar.nn.history.GradientWatch.end`."""
+    Collective now and then, in the same calls on all ranks. ``factor`` is
+    :meth:`sar.nn.history.GradientWatch.end`'s."""
     history = history_of(group)
     if model not in history.summed:
         history.summed.update(model.modules())
@@ -178,7 +178,7 @@ def _compare(
 
 
 def _gathered(numbers: list[int], group: Group) -> Tensor:
-    """int64 [ranks, n]"""
+    """int64 [ranks, n]: the ``numbers`` of all ranks; collective."""
     return torch.stack(group.all_gather(torch.tensor(numbers, dtype=torch.int64)))
 
 

@@ -138,7 +138,7 @@ _before: WeakKeyDictionary[Group, _Signature | None] = WeakKeyDictionary()  # eq
 def _signature(
     named: Mapping[str, Tensor], present: bytes, params: list[nn.Parameter]
 ) -> _Signature | None:
-    """``None`` where there is nothing to sum."""
+    """The signature of this rank's sum; ``None`` where there is nothing to sum."""
     if not params:
         return None
     first = _buckets(params)[0]

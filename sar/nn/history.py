@@ -40,8 +40,7 @@ class History:
         unregistered: parameters that losses depend on, whosever they are.
         versions: of parameters when they were first seen, by ``id``.
         losses: ``group.losses`` at a model's last sum of gradients, and sums since it changed.
-        rescaled, blamed: models whose warning (changed gradients, losses of each rank's own) was
-            given.
+        rescaled, blamed: models warned of: gradients were changed, losses are each rank's own.
     """
 
     synced: WeakSet[nn.Module] = field(default_factory=WeakSet)

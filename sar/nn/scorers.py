@@ -57,6 +57,7 @@ class DotScorer(LinkScorer):
     def against(
         self, rows: Tensor, edge_type: Tensor | None, candidates: Tensor, *, to_src: bool
     ) -> Tensor:
+        """See :class:`LinkScorer`."""
         return rows @ candidates.T
 
 
@@ -77,11 +78,13 @@ class DistMultScorer(LinkScorer):
         nn.init.xavier_uniform_(self.weight)
 
     def forward(self, src: Tensor, dst: Tensor, edge_type: Tensor | None = None) -> Tensor:
+        """See :class:`LinkScorer`."""
         return triple_product(src, self.weight, dst, self._types(edge_type))
 
     def against(
         self, rows: Tensor, edge_type: Tensor | None, candidates: Tensor, *, to_src: bool
     ) -> Tensor:
+        """See :class:`LinkScorer`."""
         return (rows * self.weight.index_select(0, self._types(edge_type))) @ candidates.T
 
     def _types(self, edge_type: Tensor | None) -> Tensor:

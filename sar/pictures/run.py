@@ -62,7 +62,7 @@ class Run:
     total: float | None
 
     def column(self, name: str) -> list[float]:
-        """Of each epoch."""
+        """A value of each epoch, by its name."""
         return [record[name] for record in self.epochs]
 
     @property
@@ -76,7 +76,7 @@ class Run:
 
     @property
     def seconds(self) -> float:
-        """Median of an epoch."""
+        """Median seconds of an epoch."""
         return statistics.median(self.column("seconds"))
 
 

@@ -261,9 +261,9 @@ def _linear(found: list[float], nodes: int) -> tuple[float, float, float]:
 
 
 def _seconds(work: Work, graphs: list[str], nodes: int) -> tuple[float, float, float, float]:
-    """Seconds of an epoch of one of two ranks: fixed, per node (of ``nodes`` a rank), per edge and
-    per byte of rows. ``graphs`` have nearly nothing, few local edges, many, and few remote
-    edges."""
+    """Seconds of an epoch of one of two ranks: fixed, per node, per edge and per byte of rows.
+    ``graphs`` have nearly nothing, few local edges, many, and few remote ones; ``nodes``: of a
+    rank."""
     runs = [_timed(work, path) for path in graphs]
     fixed, few, many, remote = (seconds for seconds, _ in runs)
     per_edge = max(0.0, many - few) / (nodes * (_DENSE - _DEGREE))

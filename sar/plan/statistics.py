@@ -71,7 +71,7 @@ class GraphStatistics:
         return len(self.ranks)
 
     def rows(self, kind: str) -> list[Rows]:
-        """Each rank's of a kind: an attribute of :class:`RankStatistics`."""
+        """Each rank's rows of a kind, an attribute of :class:`RankStatistics`."""
         return [getattr(rank, kind) for rank in self.ranks]
 
     def rows_sent(self, kind: str = "pulled") -> int:

@@ -93,14 +93,9 @@ def _disadvantage(model: nn.Module, graph: Any, data: NodeData, group: Group) ->
 
 @dataclass(frozen=True)
 class Batch:
-    """A step of this rank.
-
-    Attributes:
-        given: what the model is called with in place of a graph: blocks, the input layer's first,
-            or what else its front end makes.
-        features: [n, F] of the input nodes; by node type where there are several types.
-        labels: of the seeds.
-    """
+    """A step of this rank: what the model is ``given`` in place of a graph (blocks, the input
+    layer's first, or what else its front end makes), ``features`` [n, F] of the input nodes (by
+    node type where there are several), and ``labels`` of the seeds."""
 
     given: Any
     features: Tensor | dict[str, Tensor]
@@ -159,7 +154,7 @@ class Batches:
 
 
 def check_model(model: ModelOptions, options: SampledOptions) -> None:
-    """Raise for a model that mini-batches do not train."""
+    """Raise for ``gcn``, and where ``fanouts`` are not as many as the model's layers."""
     if not model.is_own and len(options.fanouts) != model.layers:
         raise ValueError(
             f"fanouts: got {len(options.fanouts)}, expected one for each of {model.layers} layers"
@@ -172,7 +167,7 @@ def check_model(model: ModelOptions, options: SampledOptions) -> None:
 
 
 def check_takes_blocks(model: nn.Module, options: SampledOptions, call: Call = _OWN) -> None:
-    """Raise ``ValueError`` for a model that does not say that it takes so many blocks."""
+    """Raise ``ValueError`` for a model whose ``num_blocks`` is not the number of ``fanouts``."""
     count = getattr(model, "num_blocks", None)
     if registry.front_end(call.front_end).BLOCKS and count != len(options.fanouts):
         raise ValueError(

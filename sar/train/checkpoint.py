@@ -232,9 +232,8 @@ def _own_random_state() -> torch.Tensor:
 
 
 class Best:
-    """The best epoch so far, of equals the first. Every metric grows as the model gets better.
-    ``record`` is ``None`` before there is a validation metric, ``model`` (parameters and buffers)
-    where they are not kept."""
+    """The best epoch so far, of equals the first; every metric grows as the model gets better.
+    ``record`` is ``None`` before there is a validation metric, ``model`` where it is not kept."""
 
     def __init__(self) -> None:
         self.record: Record | None = None
@@ -249,7 +248,6 @@ class Best:
         return True
 
     def keep(self, model: nn.Module) -> None:
-        """Copy the model as that of the best epoch."""
         self.model = {name: value.detach().clone() for name, value in model.state_dict().items()}
 
     def restore(self, history: list[Record], saved: dict[str, Any] | None) -> None:

@@ -59,6 +59,7 @@ class NodeData:
             file.release()
 
     def to(self, device: torch.device | str) -> NodeData:
+        """The same data on ``device``."""
         labels = None if self.labels is None else self.labels.to(device)
         rows = {split: idx.to(device) for split, idx in self.rows.items()}
         given = self.features

@@ -1,12 +1,10 @@
 """Learned rows of nodes on the disk: rows by original id, for any number of ranks.
 
 ``save_embedding(folder, embedding)`` leaves ``<ntype>.pt``, which names one set of shards, and a
-shard ``<ntype>.<set>.<rank>.pt`` for each rank. The name takes the place of the old one in one
-step, after all shards are on the disk; shards that no name leads to are removed by the next save.
-
-A run's shards are ``checkpoint.<type>.<set>.<rank>.pt``. The sets that ``checkpoint.pt`` names are
-on the disk before it is, and the others are removed after that: a process that is killed at any
-moment leaves rows and parameters of the same step.
+shard ``<ntype>.<set>.<rank>.pt`` for each rank; a run's are ``checkpoint.<type>.<set>.<rank>.pt``,
+named by ``checkpoint.pt``. The file that names a set is replaced in one step after its shards are
+on the disk, and shards of other sets are removed after that: a process that is killed at any moment
+leaves rows and parameters of the same step.
 """
 
 from __future__ import annotations

@@ -24,12 +24,9 @@ _SYNC_SECONDS = 1.0  # at most one flush to the disk in this time, which takes s
 
 
 class LineFile(Callback):
-    """A text file that grows by whole lines.
-
-    It begins anew with each run, and holds the epochs that a resumed run has behind it. Each line
-    is given to the system at once, so it outlives the process; once a second, and at the end, the
-    file is flushed to the disk. A line that does not fit on the disk is taken back as a whole.
-    """
+    """A text file that grows by whole lines, behind the epochs that a resumed run has done before.
+    Each line is given to the system at once, so it outlives the process; once a second, and at the
+    end, the file is flushed to the disk. A line that does not fit on the disk is taken back."""
 
     def __init__(self, path: str | os.PathLike) -> None:
         self.path = Path(path).absolute()
@@ -179,7 +176,6 @@ def make_logger(text: str) -> Callback:
 
 
 def require(package: str, what: str) -> None:
-    """Raise ``MissingDependencyError`` where ``package`` is not installed."""
     if importlib.util.find_spec(package) is None:
         raise MissingDependencyError(f"{what}: needs {package}: pip install {package}")
 

@@ -24,8 +24,8 @@ PLATEAU_FACTOR, PLATEAU_PATIENCE = 0.5, 10
 def make_schedule(
     optimizer: torch.optim.Optimizer, options: TrainOptions, given: LRScheduler | None
 ) -> tuple[LRScheduler, ReduceLROnPlateau | None]:
-    """What is stepped after every epoch, and what after every evaluation behind the warm-up.
-    ``given`` is the user's, in place of ``options.schedule``."""
+    """The scheduler stepped after every epoch, and the one stepped after evaluations behind the
+    warm-up. ``given`` is the user's, in place of ``options.schedule``."""
     if isinstance(given, ReduceLROnPlateau):
         return ConstantLR(optimizer, factor=1.0), given
     if given is not None:

@@ -1,11 +1,9 @@
-"""Files of torch whose every byte is known: a digest stands behind the archive.
+"""Files of ``torch.save`` with a mark (16 bytes) and an XXH3-128 digest behind the archive.
 
-The file is what ``torch.save`` writes, and ``torch.load`` reads it. Behind the archive, where
-readers of zip files look for nothing, stand 16 bytes of a mark and 16 of an XXH3 digest of all that
-comes before. It tells damage, not forgery.
-
-So nothing is read on trust: ``torch.load`` runs nothing that a file names, but would inflate
-entries, and make buffers, tensors without numbers of their own, and nests that refer to themselves.
+``torch.load`` reads them, as readers of zip files look for nothing there. The digest tells damage,
+not forgery, so nothing is read on trust: ``torch.load`` runs nothing that a file names, but would
+inflate entries, and make buffers, tensors without numbers of their own, and nests that refer to
+themselves.
 """
 
 from __future__ import annotations

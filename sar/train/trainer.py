@@ -160,7 +160,6 @@ class Trainer:
                 self._fit_epoch(progress)
 
     def _fit_epoch(self, progress: Progress) -> None:
-        """Train, evaluate, tell, compare, save."""
         lr, begin = float(self.optimizer.param_groups[0]["lr"]), time.perf_counter()
         loss = self.train_epoch()
         seconds = time.perf_counter() - begin
@@ -180,8 +179,7 @@ class Trainer:
                 self.save()
 
     def _judge(self, record: Record) -> None:
-        """Judge the epoch by its validation metric: the best one, the plateau; alike on all
-        ranks."""
+        """Note the best epoch, and step the plateau's schedule, alike on all ranks."""
         keeps = self.checkpoint is not None and not tables_of(self.model)
         if self._best.see(record) and keeps and self.group.rank == 0:
             self._best.keep(self.model)
