@@ -46,10 +46,8 @@ def all_reduce(swap: Swap, tensor: Tensor, op: str, size: int, ready: bool | Non
     """Reduce ``tensor`` (contiguous) in place; raises as :func:`all_gather`.
 
     A few whole numbers are sent to all. Others are reduced on one rank each, and the results sent
-    to all, so that all get the same bits.
-
-    With ``ready`` (``None`` does not ask) it is reduced only if all ranks are ready, else left as
-    it was; returns whether it was reduced.
+    to all, so that all get the same bits. With ``ready`` (``None`` does not ask) the tensor is left
+    as it was unless all ranks are ready; returns whether it was reduced.
     """
     num, flat = tensor.numel(), tensor.view(-1)
     few = num <= _FEW and not tensor.is_floating_point()

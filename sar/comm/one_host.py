@@ -44,9 +44,7 @@ def connect(
 
     Collective. Ranks are on one host when they share the running kernel, the user and the
     namespaces of processes and of the network, so that containers, and hosts that are tried as
-    network namespaces, keep to their network.
-
-    ``timeout``: seconds that exchanges wait for a peer. ``is_able``: tensors lie on the CPU.
+    network namespaces, keep to their network. ``is_able``: tensors lie on the CPU.
     """
     with ExitStack() as opened:
         word, probe = secrets.randbits(63), torch.tensor([secrets.randbits(63)])

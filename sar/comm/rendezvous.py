@@ -31,7 +31,7 @@ _ALL_ARRIVED, _NUM_ARRIVED = "sar/all_arrived", "sar/num_arrived"
 _PAUSE = 0.05
 _LOOK_SECONDS = 1.0  # from one look at who has ended to the next
 _LEAVE_SECONDS = 2.0  # for ranks of other launches to read what happened
-_COME_SECONDS = 10.0  # and to come
+_COME_SECONDS = 10.0  # for ranks of other launches to come
 _REACHED = timedelta(seconds=10)  # for a store that has answered a moment ago
 _HINT = "is the port in use, the address reachable, every rank started?"
 _LOOKED_AT = 32  # ranks that a rank looks at while not all have come

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class SeedStream:
-    """Seed number k is a function of (base, k): of the run and the draws before, not of ranks.
+    """Seeds of dropout; number k is a function of the run's base and of k, not of ranks.
 
     Every rank has its own and draws in lockstep, as it takes part in collectives.
 

@@ -17,13 +17,13 @@ from sar._private import version_of
 from sar.comm import Group
 from sar.errors import MistakeWarning
 
-LOCAL_STEPS = 10  # in a row, until a loss is taken for one of each rank's own
+LOCAL_STEPS = 10  # in a row without a loss over all ranks, until a warning
 CHECK_EVERY = 50  # steps, and 1, 2, 4, .. up to 32: short runs are compared, too
 _ALIKE = 0.01  # of a factor: gradients may have 16 bits
 
 
 def is_due(step: int) -> bool:
-    """Whether ranks are compared in this step."""
+    """Whether ranks are compared in this step: at 1, 2, 4, .. 32 and every 50th."""
     return step % CHECK_EVERY == 0 or (step <= 32 and step & (step - 1) == 0)
 
 

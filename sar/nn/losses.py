@@ -17,7 +17,7 @@ from sar.nn.drift import watch_loss
 from sar.ops.readout import mean_of_rows, sum_of_rows
 from sar.tracing.lazy import eager
 
-Losses = tuple[Tensor, float | None]  # single ones, and what to divide their sum by if not by count
+Losses = tuple[Tensor, float | None]  # of each value; the divisor of their sum, if not the count
 
 
 @untraced

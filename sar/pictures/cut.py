@@ -21,7 +21,7 @@ _WRITTEN_OUT = 10  # parts up to which the map has numbers
 
 
 def draw_cut(found: Mapping[str, Any], figure: Any, colors: Palette) -> None:
-    """Bars of each size and a map of rows.
+    """Draw bars of each size and a map of rows.
 
     Args:
         found: what :func:`sar.partition.summary.summarize` or ``CutQuality.to_dict`` gave.

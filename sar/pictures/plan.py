@@ -26,7 +26,7 @@ Points = Mapping[str, Sequence[tuple[int, float]]]
 
 @dataclass(frozen=True)
 class Plan:
-    """What is predicted.
+    """Predictions to draw.
 
     Attributes:
         name: of graph and model. note: what the dotted line is.
@@ -43,7 +43,7 @@ class Plan:
 
 
 def draw_plan(plan: Plan, figure: Any, colors: Palette) -> None:
-    """Two panels with a line for each setting."""
+    """Draw two panels, memory and time, with a line for each setting."""
     left, right = figure.subplots(1, 2)
     title(left, "Memory of the largest rank", plan.note)
     left.set_ylabel(lines(left, plan.memory, MEMORY, colors, plan.limit))

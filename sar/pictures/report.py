@@ -39,7 +39,7 @@ _GRAPH = ("input", "num_nodes", "num_edges", "in_feats", "num_classes", "num_ran
 
 
 def write_report(run: Run, path: Path, found: Mapping[str, Any] | None = None) -> None:
-    """Write the page.
+    """Write the page of a run.
 
     Args:
         found: what :func:`sar.partition.summary.summarize` gave of the cut, to be drawn, too.

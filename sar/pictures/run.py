@@ -81,7 +81,7 @@ class Run:
 
 
 def read_run(result: Any) -> Run:
-    """Check a result and name its parts.
+    """Check the JSON of a run and name its parts.
 
     Raises ``ValueError`` for what `sar train --json` did not write, and for a run without an epoch.
     """
@@ -129,7 +129,7 @@ def _check_rows(table: str, rows: Any) -> None:
 
 
 def draw_run(run: Run, figure: Any, colors: Palette) -> None:
-    """All panels in one figure."""
+    """Draw all panels of a run in one figure."""
     cells = figure.add_gridspec(2, 6, hspace=0.08)
     for column, draw in enumerate((draw_loss, draw_scores, draw_seconds)):
         draw(figure.add_subplot(cells[0, 2 * column : 2 * column + 2]), run, colors)

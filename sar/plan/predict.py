@@ -11,7 +11,7 @@ from sar.plan.statistics import GraphStatistics
 from sar.run_options import ModelOptions
 from sar.stream.plan import LARGE
 
-CLASSES = 16  # of a model where nobody says
+CLASSES = 16  # of a model where their number is unknown
 _MOST = 1024  # ranks of an estimate, whose rows are counted for each pair
 _RING = 2  # an all-reduce sends nearly twice the gradients
 # Of the shorter of computing and sending, what does not happen beside the longer: in forward a
@@ -22,7 +22,7 @@ _SERIAL, _SERIAL_ONE_SHOT = 0.6, 0.75
 
 @dataclass(frozen=True)
 class Hardware:
-    """What a run has.
+    """The machines of a run.
 
     Attributes:
         bandwidth: bits a second that a host sends and, at once, receives.
@@ -126,7 +126,7 @@ def predict_training(graph: GraphStatistics, model: ModelOptions) -> Predicted:
 def predict(
     graph: GraphStatistics, costs: Costs, setting: Setting, hardware: Hardware
 ) -> Prediction:
-    """What an epoch of the probed model will take on ``graph``."""
+    """Memory, traffic and time of an epoch of the probed model on ``graph``."""
     peaks, rows_sent, rows_received = _bytes(graph, costs, setting.rounds)
     gradients, computes, wires = _gradients(graph.size, costs), [], []
     begun = _collectives(graph, costs, setting, _row_bytes(graph, costs))
@@ -147,7 +147,7 @@ def predict(
 
 
 def settings_of(size: int, activations: Sequence[str]) -> list[Setting]:
-    """Strict rounds of each way to treat activations and, where they differ, one round."""
+    """Settings of strict rounds for each of ``activations`` and, where it differs, of one round."""
     strict = max(1, size - 1)
     rounds = [("strict", strict)] + ([("one-shot", 1)] if strict > 1 else [])
     return [
@@ -156,7 +156,7 @@ def settings_of(size: int, activations: Sequence[str]) -> list[Setting]:
 
 
 def numbers(asked: int) -> list[int]:
-    """An eighth of the ranks, twice as many, and so on to four times as many."""
+    """Numbers of ranks: an eighth of ``asked``, twice as many, and so on to four times it."""
     found = {max(1, asked * 2**power // 8) for power in range(6)}
     return sorted(number for number in found if number <= max(asked, _MOST))
 

@@ -90,7 +90,7 @@ def from_parts(json_path: str | os.PathLike, features: str = "feat") -> GraphSta
 
 
 def from_summary(summary: dict, features: str = "feat") -> GraphStatistics:
-    """What :func:`sar.partition.summary.summarize` counted.
+    """Statistics from what :func:`sar.partition.summary.summarize` counted.
 
     Raises ``NotSupportedError`` for several node or edge types.
     """
@@ -106,7 +106,7 @@ def from_summary(summary: dict, features: str = "feat") -> GraphStatistics:
 
 
 def from_quality(quality: CutQuality, width: int) -> GraphStatistics:
-    """What was counted of a graph and an assignment; ``width`` columns of input.
+    """Statistics from what was counted of a graph and its assignment; ``width`` columns of input.
 
     Rows of partial sums are those of ``quality.fewest``, or as many as source rows where these were
     not counted; rows in which edges end are not known and taken to be as many, too. So nothing is
@@ -191,7 +191,7 @@ def random_share(nodes: int, edges: int, hosts: int) -> float:
 
 
 def other_number(graph: GraphStatistics, number: int) -> GraphStatistics:
-    """``graph`` in another number of parts, by a cut that is better than a random one, or worse,
+    """Estimate ``graph`` in ``number`` parts, by a cut that is better than a random one, or worse,
     by as much as the cut of ``graph`` is."""
     nodes, edges = (sum(getattr(rank, name) for rank in graph.ranks) for name in ("nodes", "edges"))
     share = random_share(nodes, edges, number)

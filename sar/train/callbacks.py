@@ -17,7 +17,7 @@ Record = dict[str, Any]
 
 
 class Callback:
-    """Told of a run by the trainer; override what you need.
+    """Methods that the trainer calls during a run; override what you need.
 
     Every rank is given as many. Rank 0 alone calls them, so they write files, and do nothing that
     is collective. What one raises ends the run on all ranks, with its message.

@@ -25,7 +25,7 @@ _BLOCK_ROWS = 1 << 14
 
 @dataclass
 class NodeData:
-    """What training needs of this rank's n inner nodes (of the target type).
+    """Features, labels and splits of this rank's n inner nodes (of the target type).
 
     Attributes:
         features: float32 [n, F]; in a graph of several types a dict of them, by node type, for
@@ -78,7 +78,7 @@ def load_node_data(
     map_features: str | os.PathLike | bool = False,
     group: Group | None = None,
 ) -> NodeData:
-    """Read and convert this rank's rows; collective.
+    """Read and convert this rank's features, labels and splits; collective.
 
     Args:
         map_features: leave the features in a temporary file, in the folder that this names or
