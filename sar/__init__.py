@@ -75,10 +75,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """All names at the first that is asked for, so that a word that the command line does not know
-    is told without importing torch; ``plan``, ``train`` and ``launch`` when they are asked for, and
-    ``expect`` by what is imported with them;
-    ``RelGraphConv``, ``edge_softmax`` and ``patched_edge_softmax``, which are DGL's."""
+    """Import all public names when the first is asked for: an unknown word on the command line is
+    told without torch. ``plan``, ``train``, ``expect`` and ``launch`` come alone; `lazy_name` has
+    DGL's ``RelGraphConv``, ``edge_softmax`` and ``patched_edge_softmax``."""
     if name.startswith("__"):
         raise AttributeError(f"module 'sar' has no attribute {name!r}")
     if name == "launch":

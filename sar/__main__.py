@@ -23,16 +23,14 @@ NAMES = ("sar", "sar-gnn")
 
 
 def _name() -> str:
-    """What the user typed, where it is a name of ours."""
+    """The program's name as the user typed it, where it is one of ours."""
     typed = Path(sys.argv[0]).name
     return typed if typed in NAMES else NAMES[0]
 
 
 def read_words(words: Sequence[str]) -> Namespace:
-    """What a command is asked to do, what was ``typed`` and when. Imports neither torch nor numpy.
-
-    Raises ``SystemExit`` after a help text and such, and where words are wrong, which is told.
-    """
+    """What a command is asked to do, what was ``typed`` and when; imports neither torch nor numpy.
+    Raises ``SystemExit`` after a help text and such, and after telling what is wrong."""
     prog, (first, *rest) = _name(), words or ("",)
     if first in COMMANDS:
         args = COMMANDS[first].read(rest, f"{prog} {first}")

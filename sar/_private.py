@@ -1,8 +1,8 @@
 """Every name of torch, numba, numpy and DGL that this library uses and they do not document.
 
-Such a name may go, or mean another thing, in any new version. Each stands here once and says what
-becomes of it where it is missing: another way, or `MissingDependencyError` when it is used, never
-when this library is imported. `tests/test_private.py` shows both for each.
+Such a name may go, or mean another thing, in any new version. Each says what becomes of it where it
+is missing: another way, or `MissingDependencyError` when it is used, never when this library is
+imported. `tests/test_private.py` shows both for each.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _missing(name: str, *_: Any, **__: Any) -> NoReturn:
 
 
 def _found(name: str, otherwise: Any = None) -> Any:
-    """What torch has under a dotted name, else ``otherwise``, else what raises when called."""
+    """torch's object of a dotted name, else ``otherwise``, else what raises when called."""
     value: Any = torch
     for part in name.split(".")[1:]:
         value = getattr(value, part, None)
@@ -61,8 +61,8 @@ tree_map: Any = _found("torch.utils._pytree.tree_map")
 
 
 def version_of(tensor: Tensor) -> int:
-    """Writes into the tensor's memory so far, -1 of an inference tensor, whose writes are not
-    counted; missing: raises."""
+    """Number of writes into the tensor's memory, -1 of an inference tensor (uncounted); missing:
+    raises."""
     try:
         return -1 if tensor.is_inference() else tensor._version
     except AttributeError:
@@ -78,8 +78,7 @@ def is_view(tensor: Tensor) -> bool:
 
 
 def storage_id(tensor: Tensor) -> int:
-    """A number that tensors share when they share their memory, also on the meta device; missing:
-    raises."""
+    """A number that tensors on one memory share, also on the meta device; missing: raises."""
     try:
         return tensor.untyped_storage()._cdata
     except AttributeError:
@@ -113,22 +112,19 @@ STORAGE_FROM_BYTES = ("torch.storage", "_load_from_bytes")
 
 
 def in_backward() -> bool:
-    """Whether this thread is inside a backward pass; missing: said to be in none, so that nothing
-    is refused there."""
+    """Whether this thread is inside a backward pass; missing: no, which refuses nothing there."""
     task = _found("torch._C._current_graph_task_id", lambda: -1)
     return task() != -1
 
 
 def frees_graph() -> bool:
-    """Whether a backward pass is running after which nobody can come back to its saved tensors;
-    missing: taken to be none."""
+    """Whether a backward pass is running that frees its saved tensors for good; missing: no."""
     keeps: Any = _found("torch._C._autograd._get_current_graph_task_keep_graph", lambda: True)
     return in_backward() and not keeps()
 
 
 def innermost_saving_hooks() -> Any:
-    """(pack, unpack) of the hooks of saved tensors that are in force, or ``None``; missing: as if
-    there were none."""
+    """(pack, unpack) hooks of saved tensors in force, or ``None``; missing: ``None``."""
     return _innermost(True)
 
 
@@ -143,7 +139,7 @@ def has_backward_hooks(tensor: Tensor) -> bool:
 
 
 def can_be_renumbered(node: Any) -> bool:
-    """Whether the two below are there for an autograd node; where not, torch's order stays."""
+    """Whether an autograd node's sequence number can be set; where not, torch's order stays."""
     return hasattr(node, "_set_sequence_nr") and hasattr(node, "_sequence_nr")
 
 
@@ -159,8 +155,8 @@ def set_sequence_number(node: Any, number: int) -> None:
 
 
 def after_backward(call: Callable[[], Any]) -> None:
-    """Call when the backward pass that runs in this thread ends; missing: never called, so that
-    what follows counts as backward's time."""
+    """Call when this thread's backward pass ends; missing: never, what follows counts as backward's
+    time."""
     engine: Any = getattr(torch.autograd.Variable, "_execution_engine", None)
     if hasattr(engine, "queue_callback"):
         engine.queue_callback(call)
@@ -191,8 +187,7 @@ _GLOBAL_HOOKS = tuple(f"_global{name}" for name in _HOOKS)
 def looked_into(layer: nn.Module) -> str | None:
     """Who could see now that a layer is computed as a whole, or would have it compute another, in a
     few words: hooks of its parts, modes, autocast, gradients in forward mode; missing: whatever has
-    another name than it had. Hooks of the layer itself run outside of it.
-    """
+    another name than it had. Hooks of the layer itself run outside of it."""
     for name in _GLOBAL_HOOKS:
         if getattr(nn.modules.module, name, None):
             return "torch has global hooks of modules, which look into it"
@@ -236,8 +231,8 @@ _ROOM = 64 << 20  # bytes; 12 MiB is the most that was seen
 
 
 def without_counting() -> dict[str, bool]:
-    """Options of ``numba.njit`` for kernels that own no memory: they do not count who refers to an
-    array; missing: none, they count, which is slower."""
+    """``numba.njit`` options for kernels that own no memory: no counting of references to arrays;
+    missing: none, they count, which is slower."""
     try:
         from numba.core.options import DefaultOptions
     except ImportError:
@@ -246,8 +241,8 @@ def without_counting() -> dict[str, bool]:
 
 
 def njit(**options: Any) -> Callable[[Callable], Any]:
-    """``numba.njit`` of functions whose ``compile`` raises ``MemoryError`` where a limit leaves no
-    room for it: LLVM ends the process; missing, as numba asks for another name: it does so."""
+    """``numba.njit`` whose ``compile`` raises ``MemoryError`` where a limit leaves no room, on
+    which LLVM ends the process; missing, as numba calls another name: the process ends."""
     import numba
 
     def decorate(function: Callable) -> Any:
@@ -326,10 +321,8 @@ def width_wanted(layer: nn.Module) -> int | None:
 
 
 def dgl_metis(graph: Any, weights: Tensor) -> tuple[Callable, Any, Any]:
-    """DGL's compiled METIS, and a graph and int64 weights as it takes them; missing: raises.
-
-    It takes (graph, number of parts, weights, ``"recursive"`` or ``"k-way"``, fewest edges cut).
-    """
+    """DGL's compiled METIS, and a graph and int64 weights as it takes them; missing: raises. It
+    takes (graph, number of parts, weights, ``"recursive"`` or ``"k-way"``, fewest edges cut)."""
     dgl = importlib.import_module("dgl")
     try:
         metis = dgl.partition._CAPI_DGLMetisPartition_Hetero
@@ -339,8 +332,7 @@ def dgl_metis(graph: Any, weights: Tensor) -> tuple[Callable, Any, Any]:
 
 
 def dgl_makers() -> Any:
-    """DGL's makers of graphs from arrays that are known to fit, without its checks; missing:
-    raises."""
+    """DGL's makers of graphs from arrays that fit, without its checks; missing: raises."""
     try:
         from dgl import graph_index, heterograph_index, utils
         from dgl.heterograph import DGLBlock

@@ -33,25 +33,17 @@ _LIBRARIES = ("libtbbmalloc.so.2", "libtbbmalloc_proxy.so.2")  # the second need
 
 
 def allocator_environment(name: str = "system") -> dict[str, str]:
-    """Variables to set before a rank's Python starts.
-
-    Args:
-        name: one of :data:`ALLOCATORS`; see Note [Allocators].
-
-    Raises:
-        ValueError: for another name.
-        MissingDependencyError: where ``"tbb"`` is asked for and not installed.
-    """
+    """Variables to set before a rank's Python starts, for one of :data:`ALLOCATORS`; see Note
+    [Allocators]. Raises ``ValueError`` for another name, ``MissingDependencyError`` where ``"tbb"``
+    is not installed."""
     if expect.one_of(name, "allocator", ALLOCATORS) == "system":
         return dict(_SYSTEM)
     return {**_SYSTEM, PRELOAD: ":".join(_tbb_libraries())}
 
 
 def is_preloaded(name: str) -> bool:
-    """Whether this process' children start with the libraries of that allocator.
-
-    Raises as :func:`allocator_environment`, and ``ValueError`` where they start with others.
-    """
+    """Whether this process' children start with the libraries of that allocator. Raises as
+    :func:`allocator_environment`, and ``ValueError`` where they start with others."""
     wanted = allocator_environment(name).get(PRELOAD, "")
     present = os.environ.get(PRELOAD, "")
     if set(wanted.split(":")) <= {"", *re.split(r"[\s:]+", present)}:
@@ -62,7 +54,6 @@ def is_preloaded(name: str) -> bool:
 
 
 def _tbb_libraries() -> list[str]:
-    """Where pip put them."""
     try:
         files = metadata.files("tbb") or []
     except metadata.PackageNotFoundError:

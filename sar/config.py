@@ -19,10 +19,8 @@ _UNITS.update({f"{letter}IB": 1024**power for power, letter in enumerate("KMGT",
 
 
 def parse_bytes(text: int | str, name: str = "memory_budget") -> int:
-    """Bytes of ``"4GiB"``, ``"500 MB"`` or a plain integer.
-
-    Raises ``TypeError`` for another type and ``ValueError`` for an unreadable or non-positive size.
-    """
+    """Bytes of ``"4GiB"``, ``"500 MB"`` or a plain integer. Raises ``TypeError`` for another type
+    and ``ValueError`` for an unreadable or non-positive size."""
     if isinstance(text, bool) or not isinstance(text, (int, str)):
         raise TypeError(f"{name}: got {type(text).__name__}, expected an int or a str like '4GiB'")
     if isinstance(text, int):

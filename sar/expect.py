@@ -56,12 +56,11 @@ def number(
 
 
 def boolean(value: Any, name: str) -> bool:
-    """``True`` or ``False``."""
     return instance(value, name, bool, "a bool")
 
 
 def one_of(value: T, name: str, known: Iterable[T]) -> T:
-    """One of some words, of whatever type."""
+    """``value``, if it is one of the ``known`` ones."""
     options = tuple(known)
     if not any(value is one or (type(value) is type(one) and value == one) for one in options):
         raise ValueError(f"{name}: got {value!r}, expected one of {', '.join(map(str, options))}")
@@ -83,13 +82,8 @@ def tensor(
     dtypes: Sequence[torch.dtype] = (),
     shape: Sequence[int | str | EllipsisType] | None = None,
 ) -> torch.Tensor:
-    """A tensor of a type and shape.
-
-    Args:
-        floating: of any floating point type.
-        dtypes: the only ones it may have.
-        shape: sizes; a word stands for any size (``(n, "D")``), a last ``...`` for more of them.
-    """
+    """A tensor, ``floating``: of any floating point type, or of one of ``dtypes``, of a ``shape``
+    whose words stand for any size (``(n, "D")``), a last ``...`` for more of them."""
     import torch  # here, as the command line starts without it
 
     if not isinstance(value, torch.Tensor):
@@ -116,7 +110,6 @@ def indices(values: torch.Tensor, name: str, what: str, count: int) -> torch.Ten
 
 
 def wrong_type(value: Any, name: str, expected: str) -> TypeError:
-    """The error about a value of another type."""
     return TypeError(f"{name}: got {type(value).__name__}, expected {expected}")
 
 

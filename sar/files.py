@@ -36,12 +36,9 @@ def write_whole(path: Path, write: Callable[[BinaryIO], object], *, durable: boo
     """Call ``write`` on a new file that takes ``path``'s place when it is complete.
 
     A process that is killed at any moment leaves the old file or the new one, never a part. The
-    folder is made where there is none.
-
-    Args:
-        durable: the new file is on the disk when this returns, and survives a power cut.
-
-    Raises ``OSError`` that names ``path`` and the reason, for a full disk in whatever form it came.
+    folder is made where there is none. A ``durable`` file is on the disk when this returns, and
+    survives a power cut. Raises ``OSError`` naming ``path`` and the reason, for a full disk in
+    whatever form.
     """
     with naming(path), staged(path, write, durable) as partial:
         os.replace(partial, path)
@@ -76,10 +73,8 @@ def staged(
 
 
 def open_own(path: Path, flags: int = os.O_RDWR | os.O_CREAT) -> int:
-    """Open a file that the library alone writes, where others may have planted something.
-
-    Raises ``OSError`` for a link, a second name of another file, and what is no file.
-    """
+    """Open a file that the library alone writes, where others may have planted something. Raises
+    ``OSError`` for a link, a second name of another file, and what is no file."""
     what = "no plain file, or another one's second name"
     try:
         number = os.open(path, flags | os.O_NOFOLLOW, 0o666)
@@ -96,10 +91,8 @@ def open_own(path: Path, flags: int = os.O_RDWR | os.O_CREAT) -> int:
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Errors of the system inside name ``path``, and the disk where that is full.
-
-    torch's writer tells of such an error in words of its own; it is that error's context.
-    """
+    """Errors of the system inside name ``path``, and the disk where that is full. torch's writer
+    puts them in words of its own, and has them as context."""
     try:
         yield
     except (OSError, RuntimeError) as error:
@@ -119,10 +112,8 @@ def naming(path: Path) -> Iterator[None]:
 
 @contextmanager
 def scratch_folder(parent: Path | None = None) -> Iterator[Path]:
-    """A private folder below ``parent`` (the system's for temporary files), gone at the end.
-
-    Raises ``OSError`` that names ``parent``.
-    """
+    """A private folder below ``parent`` (the system's for temporary files), gone at the end. Raises
+    ``OSError`` that names ``parent``."""
     where = Path(tempfile.gettempdir() if parent is None else parent)
     with ExitStack() as locked, ExitStack() as made:
         with naming(where):
@@ -131,10 +122,8 @@ def scratch_folder(parent: Path | None = None) -> Iterator[Path]:
 
 
 def _make_scratch(where: Path, locked: ExitStack, made: ExitStack) -> Path:
-    """Again where another process, which tidies up, took the new folder for a left one.
-
-    ``made`` removes the folder whenever an interrupt comes: its name is known before it is there.
-    """
+    """Make the folder, again where a process that tidies up took it for a left one. ``made``
+    removes it whenever an interrupt comes: its name is known before it is there."""
     while True:
         folder = where / f"{SCRATCH}{secrets.token_hex(4)}"
         with suppress(FileExistsError):
@@ -149,7 +138,7 @@ def _make_scratch(where: Path, locked: ExitStack, made: ExitStack) -> Path:
 
 
 def _remove(folder: Path) -> None:
-    """All of a scratch folder, the lock last: by that the rest is told if the process is killed
+    """Remove a scratch folder, the lock last: by that the rest is told if the process is killed
     meanwhile. An interrupt comes through when that is done."""
     try:
         with suppress(OSError):
@@ -166,11 +155,9 @@ def _remove(folder: Path) -> None:
 
 
 def remove_left_over(folder: Path, names: Iterable[str] = ()) -> None:
-    """Remove what killed processes of this user left in ``folder``.
-
-    These are folders of :func:`scratch_folder`, and the partial files of ``names``, which are
-    patterns as of the shell, that nobody has locked.
-    """
+    """Remove what killed processes of this user left in ``folder``: folders of
+    :func:`scratch_folder`, and partial files of ``names`` (patterns as of the shell), that nobody
+    has locked."""
     partial = [name + PARTIAL for name in names]
     with suppress(OSError):  # no such folder, or not ours to read: then nothing of ours is there
         for entry in list(os.scandir(folder)):
@@ -194,9 +181,7 @@ def _is_bare(entry: os.DirEntry[str]) -> bool:
 @contextmanager
 def locked_folder(path: Path) -> Iterator[Path]:
     """A folder that one process at a time has: made here, and gone at the end where it is empty.
-
-    Raises ``BlockingIOError`` that names it while another process has it, ``OSError``.
-    """
+    Raises ``BlockingIOError`` that names it while another process has it, ``OSError``."""
     with naming(path):
         number = _open_folder(path)
     try:
@@ -223,11 +208,9 @@ def parents_of(path: Path) -> Iterator[None]:
 
 
 def exchange(one: Path, other: Path) -> None:
-    """Two folders of one file system take each other's names, at once where the system can.
-
-    Where it cannot, ``other`` is ``<other>.old`` for a moment, and stays so if the process is
-    killed in it. Raises ``OSError``.
-    """
+    """Two folders of one file system take each other's names, at once where the system can; else
+    ``other`` is ``<other>.old`` for a moment, and stays so if the process is killed in it. Raises
+    ``OSError``."""
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     names = [os.fsencode(path.absolute()) for path in (one, other)]
     if rename and rename(_HERE, names[0], _HERE, names[1], _EXCHANGE) == 0:
@@ -259,7 +242,6 @@ def _open_folder(path: Path) -> int:
 
 
 def _is_at(number: int, path: Path) -> bool:
-    """Whether an open file still has that name."""
     try:
         return os.path.samestat(os.fstat(number), os.stat(path))
     except FileNotFoundError:
@@ -267,7 +249,7 @@ def _is_at(number: int, path: Path) -> bool:
 
 
 def _lock(file: BinaryIO | int) -> None:
-    """For as long as it is open. Raises ``BlockingIOError``: another process makes it, too."""
+    """Lock a file while it is open. Raises ``BlockingIOError`` where another process has it."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -278,7 +260,7 @@ def _lock(file: BinaryIO | int) -> None:
 
 @contextmanager
 def _left(lock: Path) -> Iterator[bool]:
-    """Whether it is this user's, and locked by no living process; nobody locks it meanwhile."""
+    """Whether a lock is this user's and no living process has it; nobody takes it meanwhile."""
     with ExitStack() as opened:
         try:
             number = os.open(lock, os.O_RDONLY | os.O_NOFOLLOW)
@@ -291,13 +273,10 @@ def _left(lock: Path) -> Iterator[bool]:
 
 
 class OutFiles:
-    """New files below a folder, by relative name. As many as the system allows stay open, half of
-    its limit; each of the others is opened for every write.
+    """New files below ``folder``, by relative name; errors name them in ``shown``, where they will
+    be.
 
-    Args:
-        folder: where they are written.
-        shown: the folder that they will be in, which errors name.
-
+    As many as half of the system's limit stay open; each of the others is opened for every write.
     Raises ``OSError`` that names the file, for a full disk among others.
     """
 
@@ -320,7 +299,7 @@ class OutFiles:
 
     @contextmanager
     def placed(self, name: str) -> Iterator[Path]:
-        """Where somebody else writes a file; its folder is there, and errors name it."""
+        """A path where somebody else writes a file; its folder is there, and errors name it."""
         with naming(self._shown / name):
             path = self._folder / name
             path.parent.mkdir(parents=True, exist_ok=True)

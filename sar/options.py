@@ -19,14 +19,14 @@ T = TypeVar("T")
 
 
 def closest(word: str, known: Iterable[str], quoted: bool = False) -> str:
-    """The known word that was probably meant, as the end of a message; else nothing."""
+    """The end of a message, "did you mean" and the nearest known word; else nothing."""
     for found in difflib.get_close_matches(word, [*known], n=1):
         return f"; did you mean {found!r}?" if quoted else f"; did you mean {found}?"
     return ""
 
 
 def closest_name(name: str, known: Iterable[str]) -> str:
-    """The same within a sentence, and quoted."""
+    """:func:`closest` for the middle of a sentence, quoted."""
     found = difflib.get_close_matches(name, [*known], n=1)
     return f", did you mean {found[0]!r}?" if found else ""
 
@@ -38,8 +38,7 @@ class Kind:
     Attributes:
         metavar: stands for one in a help text.
         expected: which they are, as the end of a message.
-        parse: the value of a word, ``None`` for a word that stands for none. What is wrong beyond
-            ``expected`` it says by a ``ValueError``.
+        parse: the value of a word, ``None`` if none; ``ValueError`` says what else is wrong.
         type: of the values. fits: whether a value of that type is one of them.
         words: some that it takes, which a shell completes; all of them where it is ``closed``.
         in_python: ``expected`` of a value that is no word, where that reads otherwise.
@@ -55,14 +54,13 @@ class Kind:
     in_python: str = ""
 
     def read(self, text: str) -> Any:
-        """The value of a word; raises ``ValueError``."""
         value = self.parse(text)
         if value is None or not self.fits(value):
             raise ValueError(self._refusal(text, self.expected))
         return value
 
     def check(self, value: Any) -> None:
-        """Raises ``TypeError`` for a value of another type, ``ValueError`` for one that is none."""
+        """Raise ``TypeError`` for a value of another type, ``ValueError`` for one that is none."""
         expected = self.in_python or self.expected
         is_one = isinstance(value, self.type) and isinstance(value, bool) == (self.type is bool)
         if not is_one and not self.closed:
@@ -75,13 +73,11 @@ class Kind:
 
 
 def one_of(words: tuple[str, ...]) -> Kind:
-    """Some words and no others."""
     known = f"one of {', '.join(words)}" if len(words) > 2 else " or ".join(map(repr, words))
     return Kind("WORD", known, fits=words.__contains__, words=words, closed=True)
 
 
 def whole(least: int) -> Kind:
-    """Integers of at least ``least``."""
 
     def parse(text: str) -> int | None:
         return int(text) if re.fullmatch(r"[+-]?[0-9]+", text) else None
@@ -151,7 +147,7 @@ class Option:
             or a word or none (``"?"``).
         place: it is a word that is known by its place. required: it has to be given.
         alias: another name. expert: ``--help`` leaves it out.
-        needs: the flag without which it says nothing: what was read is ``None`` where nobody says.
+        needs: the flag without which it is not used: unless given, ``None`` is read.
     """
 
     name: str
@@ -178,21 +174,17 @@ class Option:
 
     @property
     def flags(self) -> list[str]:
-        """Its names on the command line."""
         return [] if self.place else [f"--{one}" for one in (self.alias, self.key) if one]
 
     @property
     def value_word(self) -> str:
-        """What stands for a value."""
         return self.metavar or self.kind.metavar
 
     @property
     def title(self) -> str:
-        """What messages call it."""
         return self.value_word if self.place else "/".join(self.flags)
 
     def text(self) -> str:
-        """Its help, choices and default."""
         what, said, otherwise = self.help.partition("; default: ")
         words = ", ".join(self.kind.words) if self.kind.closed else ""
         text, shown = ": ".join(filter(None, [what, words])), self.default
@@ -203,11 +195,9 @@ class Option:
         return f"{text}; default: {otherwise}".removeprefix("; ") if otherwise else text
 
     def initial(self) -> Any:
-        """What was read where nobody says."""
         return None if self.needs else self.default
 
     def read(self, given: str | list[str]) -> Any:
-        """The value of a word or of several; raises ``ValueError``."""
         if isinstance(given, str):
             return self.kind.read(given)
         values = [self.kind.read(one) for one in given]
@@ -232,7 +222,6 @@ def option(default: Any, help: str, kind: Kind = FLAG, metavar: str = "", **more
 
 
 def options_of(kind: Any) -> tuple[Option, ...]:
-    """The options that a dataclass declares."""
     found = []
     for one in fields(kind):
         declared: Option | None = one.metadata.get("option")
@@ -257,7 +246,7 @@ def check_options(options: Any) -> None:
 
 
 def take(kind: type[T], args: Namespace, **more: Any) -> T:
-    """The dataclass that the words of a command ask for; ``more`` are fields that say otherwise."""
+    """The dataclass that the words of a command ask for; ``more`` are fields set otherwise."""
     found = {}
     for one in options_of(kind):
         value = getattr(args, one.name)

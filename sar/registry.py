@@ -1,4 +1,4 @@
-"""Front ends by name: what makes batches and graphs look like those of another library.
+"""Front ends by name: each makes batches and graphs look like those of another library.
 
 Whoever needs one asks for it here, and it is imported then. So nothing else names a library.
 """
@@ -50,11 +50,8 @@ _ENTRIES: dict[str, tuple[Any, str | None]] = {}  # a module's name until it is 
 
 
 def register(name: str, front_end: FrontEnd | str, library: str | None = None) -> None:
-    """Add a front end, or the name of the module that is one.
-
-    Args:
-        library: the package that has to be installed for it.
-    """
+    """Add a front end, or the name of the module that is one; ``library`` has to be installed for
+    it."""
     _ENTRIES[name] = front_end, library
 
 
@@ -72,12 +69,11 @@ def front_end(name: str) -> Any:
 
 
 def front_ends() -> list[str]:
-    """The names of all."""
     return list(_ENTRIES)
 
 
 def imported() -> list[Any]:
-    """The front ends that are in use, as somebody has imported them."""
+    """The front ends that somebody has imported."""
     given = {name: found for name, (found, _) in _ENTRIES.items()}
     used = [n for n, found in given.items() if not isinstance(found, str) or found in sys.modules]
     return [front_end(name) for name in used]

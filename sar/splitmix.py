@@ -11,10 +11,8 @@ _ONE, _TWO = np.uint64(MIX_1), np.uint64(MIX_2)
 
 
 def mix(x: Any) -> Any:
-    """The finalizer, of unsigned 64-bit integers: each bit of the result depends on each of ``x``.
-
-    To be compiled by whoever needs it compiled.
-    """
+    """The finalizer of unsigned 64-bit integers: each result bit depends on all of ``x``. Not
+    compiled."""
     x = (x ^ (x >> np.uint64(30))) * _ONE
     x = (x ^ (x >> np.uint64(27))) * _TWO
     return x ^ (x >> np.uint64(31))

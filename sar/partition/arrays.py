@@ -139,9 +139,8 @@ def need(is_good: object, text: str) -> None:
 
 
 def storable(values: np.ndarray) -> np.ndarray:
-    """Values in native byte order; unsigned ones that DGL's files do not know as wider signed ones.
-    Raises ``TypeError`` for what is no number of at most 64 bits, ``OverflowError`` from 2**63 on.
-    """
+    """Values in native byte order; unsigned ones that DGL's files lack as wider signed ones.
+    Raises ``TypeError`` for what is no number of up to 64 bits, ``OverflowError`` from 2**63 on."""
     dtype = values.dtype.newbyteorder("=")
     if dtype.kind not in "biuf" or dtype.itemsize > 8:
         raise TypeError(f"got {values.dtype}, expected numbers of at most 64 bits")

@@ -100,8 +100,7 @@ def _spread(rows, values, first_rows, cursor, pairs):
 
 @compiled
 def _keep(pairs, unique, counts, values):
-    """Unpack sorted ``pairs`` into ``values``, repeats dropped if ``unique``; returns how many
-    stay."""
+    """Unpack sorted ``pairs`` into ``values``, without repeats if ``unique``; returns the count."""
     kept = 0
     for i in range(len(pairs)):
         if unique and i and pairs[i] == pairs[i - 1]:

@@ -158,8 +158,7 @@ class Adjacency:
 
 @dataclass
 class GraphFile:
-    """The stored graph of one part: homogeneous, inner and halo nodes and edges together, with
-    data."""
+    """The graph of one part as stored: homogeneous, inner and halo nodes and edges together."""
 
     file: MappedFile
     num_nodes: int

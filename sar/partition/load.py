@@ -238,8 +238,7 @@ def verify_graph(book: PartitionBook, graph: GraphFile) -> None:
 
 
 def _expect(book: PartitionBook, path: str, columns: dict[str, MappedColumn]) -> None:
-    """Compare names, dtypes and shapes with the digests' now, where there are some; contents when
-    read."""
+    """Compare names, dtypes and shapes with the digests', if any; contents are when read."""
     told = book.digest_of(path)
     if told is None:
         return

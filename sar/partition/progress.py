@@ -46,8 +46,7 @@ def silent(what: str, done: int, total: int) -> None:
 
 
 class Counter:
-    """How much of one thing is done: ``what`` is a name of those above, a ``total`` of 0 is
-    unknown."""
+    """How much of one thing, ``what`` of the names above, is done; a ``total`` of 0: unknown."""
 
     def __init__(self, progress: Progress, what: str, total: int = 0) -> None:
         self._progress, self._what, self._total, self._done = progress, what, total, 0

@@ -191,8 +191,8 @@ def _own(graph: GraphArrays, owner: np.ndarray, ntype: str) -> np.ndarray:
 @compiled
 def _mark(src, dst, src_owner, dst_owner, needed, words, edges, cut):
     """Add to each part's ``edges`` and ``cut`` ones, and set in the words of each source,
-    ``needed`` [N * words], the bits of parts that need it. Returns the first edge of no nodes, or
-    -1."""
+    ``needed`` [N * words], the bits of parts that need it. Returns the first edge with unknown
+    ends, or -1."""
     for edge in range(len(src)):
         start, end = src[edge], dst[edge]
         if start < 0 or start >= len(src_owner) or end < 0 or end >= len(dst_owner):

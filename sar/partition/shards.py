@@ -48,9 +48,8 @@ class ShardEdges:
 def next_places(
     runs: Iterable[tuple[int, np.ndarray]], at: np.ndarray
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """For runs ``(first position, parts)`` of items: positions of a run's items, sorted by part,
-    and the next free place in its part for each. int64 [P] ``at`` has the first places and moves
-    on."""
+    """For runs ``(first position, parts)`` of items: positions of a run's items, by part, and for
+    each the next free place in its part. int64 [P] ``at`` has the first places and moves on."""
     for low, parts in runs:
         sizes = np.bincount(parts, minlength=len(at))
         first = at - (sizes.cumsum() - sizes)

@@ -90,8 +90,7 @@ def write_partitions(
 
 def _in_order(graph: GraphArrays) -> GraphArrays:
     """Sort columns by name: the files' bytes depend on what a graph holds, not on the order in
-    which something gave it. A pickle tells strings that are one object from equal ones, hence
-    `intern`."""
+    which it came. A pickle tells strings that are one object from equal ones, hence `intern`."""
     nodes = {sys.intern(ntype): count for ntype, count in graph.num_nodes.items()}
     edges: dict[EType, tuple[Tensor, Tensor]] = {}
     for (source, relation, end), pair in graph.edges.items():

@@ -109,8 +109,7 @@ class _Writer:
         self._save(path, torch.from_numpy(parts))
 
     def write_tables(self, progress: Progress) -> None:
-        """Write the part of each node and edge, int64 [N] and [E], and ends and ids of each part's
-        edges to scratch."""
+        """Write int64 parts of nodes and edges; and ends and ids of parts' edges to scratch."""
         for ntype, own in self._part_of.items():
             self._save_table("node_map", ntype, own.astype(np.int64))
         counter = Counter(progress, "writing edges", self._graph.total_edges)
@@ -229,8 +228,7 @@ class _Writer:
 
 
 def _place(name: str, rows: Tensor) -> str:
-    """Where a column of nodes is written: "time" (of integers, as PyG has it), "feats", beside, or
-    ""."""
+    """Where a column of nodes is written: "time" (integers, as in PyG), "feats", beside, or ""."""
     is_integer = not rows.is_floating_point() and rows.dtype != torch.bool
     if name == "time" and rows.dim() == 1 and is_integer:
         return "time"

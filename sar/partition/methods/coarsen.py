@@ -119,8 +119,8 @@ def find_clusters(
     rows: Rows, weights: np.ndarray, max_weight: int, progress: Progress = silent
 ) -> np.ndarray:
     """Cluster of each node, int32 [N], numbered in the order of their smallest names. One of
-    several nodes weighs at most ``max_weight``; ``weights`` is int32 [N]. Memory: 12 bytes a node
-    more."""
+    several nodes weighs at most ``max_weight``; ``weights``: int32 [N]. Takes 12 bytes a node more.
+    """
     num_nodes = len(weights)
     clusters = np.arange(num_nodes, dtype=np.int32)
     loads, rating = weights.astype(np.int32), np.zeros(num_nodes, np.int32)

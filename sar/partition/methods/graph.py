@@ -71,8 +71,7 @@ def _in_edges(graph: GraphArrays, progress: Progress) -> np.ndarray:
 def _pairs(
     graph: GraphArrays, turns: bool, counter: Counter
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Ends of every edge but loops, int32 ids over all types; with ``turns`` also the other way
-    round."""
+    """Ends of every edge but loops, int32 ids over all types; with ``turns`` also turned."""
     offsets, ends = graph.node_offsets(), np.empty((2, BLOCK), np.int32)
     for etype, _, src, dst in graph.edge_blocks(counter):
         kept = _shift(src, dst, offsets[etype[0]], offsets[etype[2]], *ends)

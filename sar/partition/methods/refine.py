@@ -151,8 +151,7 @@ def refine(
 
 
 def fit(parts: np.ndarray, counted: np.ndarray, most: int, num_parts: int) -> None:
-    """Move ``counted``, bool [N], nodes above ``most`` of a part to the emptiest parts, last ids
-    first."""
+    """Move ``counted``, bool [N], nodes above ``most`` to the emptiest parts, last ids first."""
     sizes = np.bincount(parts[counted], minlength=num_parts)
     for part in np.flatnonzero(sizes > most).tolist():
         for node in np.flatnonzero(counted & (parts == part))[most:].tolist():

@@ -37,8 +37,8 @@ DAMAGE = (
 
 
 class WidenError(Exception):
-    """A CSV column begins with integers and goes on with other numbers: read it anew, with
-    :attr:`key` among the floats."""
+    """A CSV column begins with integers but holds other numbers: read it anew as :attr:`key` of
+    floats."""
 
     def __init__(self, key: Key, message: str) -> None:
         super().__init__(message)
@@ -98,8 +98,7 @@ def rows_at_once(row_bytes: float) -> int:
 
 def numbers(block: Block, at: int, key: Key) -> np.ndarray:
     """A column of a block, [n], or [n, ...] where it holds lists of one length; times become
-    integers of their unit, decimal numbers float64. ``ValueError`` names the row of anything else.
-    """
+    integers, decimal numbers float64. ``ValueError`` names the row of anything else."""
     return as_stored(_plain(block, block.columns[at], key), block, key)
 
 
@@ -195,8 +194,7 @@ def finished(
 
 @dataclass(frozen=True)
 class CsvFile:
-    """One CSV or TSV file; ``header``: its first line names columns (`None`: unless it is all
-    numbers)."""
+    """A CSV or TSV file; ``header``: its first line names columns (`None`: if not all numbers)."""
 
     path: Path
     delimiter: str

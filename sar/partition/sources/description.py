@@ -165,8 +165,7 @@ class _Reader(Checked):
         return found
 
     def files(self, value: Mapping[str, Any], where: str, keys: Sequence[Key]) -> Table:
-        """The table of ``files``; numbers among ``keys`` ask for files whose first line names no
-        columns."""
+        """The table of ``files``; a number among ``keys``: no first line that names columns."""
         given = value.get("files")
         given = [given] if isinstance(given, str) else given
         patterns = self.texts(given, f"{where}.files", "names of files")

@@ -83,8 +83,8 @@ class Dense:
 
 
 def check_dense(count: int, ends: int, where: str, advice: str) -> None:
-    """Refuse a count told by the largest id alone and out of proportion to the number ``ends`` of
-    edges' ends."""
+    """Refuse a count told by the largest id alone, out of proportion to ``ends``, that of edges'
+    ends."""
     if count > max(_DENSE_NODES, _DENSE_PER_END * ends):
         raise ValueError(f"{where}: ids go up to {count - 1} in {ends // 2} edges; {advice}")
 
@@ -178,8 +178,8 @@ class _Table:
         self._words = np.zeros(1 << self._bits, np.uint64)
 
     def _place(self, ids: Any, out: np.ndarray, count: int, add: bool) -> int:
-        """Numbers of ``ids`` into ``out``, where ``count`` ids have one; returns how many have one
-        then."""
+        """Numbers of ``ids`` into ``out``; of ``count`` ids with one before, returns how many have
+        now."""
         raise NotImplementedError
 
     def _known(self, low: int, high: int) -> Any:

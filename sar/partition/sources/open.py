@@ -119,8 +119,7 @@ def _missing(text: str) -> FileNotFoundError:
 
 
 def _main_file(path: Path) -> Path:
-    """The file of a folder: DGL's chunks, or its only JSON; the folder itself for foreign
-    partitions."""
+    """DGL's chunks in a folder, or its only JSON; the folder itself for foreign partitions."""
     chunked = path / _CHUNKED
     if not path.is_dir() or (is_foreign(path) and not chunked.is_file()):
         return path
@@ -146,8 +145,7 @@ def _open_described(path: Path, scratch: Path, allow_nan: bool, progress: Progre
 
 
 def _open_partitions(path: Path, folder: Path, scratch: Path, progress: Progress) -> Opened:
-    """Open partitions; external ids that an earlier cut kept come along, as nodes keep their
-    numbers."""
+    """Open partitions and the external ids of an earlier cut: nodes keep their numbers."""
     from sar.partition.sources.parts import read_partitions
 
     opened = Opened(*read_partitions(path, scratch, progress), read_book(path).num_parts)
@@ -242,9 +240,9 @@ def _parse_options(source: str, text: str, types: Mapping[str, type]) -> dict[st
 
 
 def open_apart(text: str) -> GraphArrays:
-    """:func:`open_source` in a child process where others' compiled code reads the file: it ends
-    the process, or worse, where a file is damaged. The child hands the arrays back in a file of
-    tensors alone; ``ValueError`` when it dies."""
+    """:func:`open_source`, in a child process where others' compiled code reads the file: that code
+    ends the process, or worse, where a file is damaged. The child hands the arrays back in a file
+    of tensors alone; ``ValueError`` when it dies."""
     if text.endswith(".npz") or text.partition(":")[0] in GENERATORS:
         return open_source(text)
     with scratch_folder() as folder:

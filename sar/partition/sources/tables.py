@@ -93,8 +93,7 @@ class Table:
         floats: Sequence[Key] = (),
     ) -> Iterator[Block]:
         """The columns ``keys`` of all files, in blocks. In CSV, ``ids`` name nodes and are text
-        where they are no integers, ``texts`` are text and ``floats`` are floats whatever they begin
-        with."""
+        where not integers, ``texts`` are text and ``floats`` floats whatever they begin with."""
         types = {**dict.fromkeys(floats, pa.float64()), **dict.fromkeys(texts, pa.string())}
         types = self._csv_types(keys, ids, types) if self.kind == "csv" else {}
         widens = [key for key, kind in types.items() if kind == pa.int64() and key not in ids]
