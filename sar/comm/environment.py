@@ -1,7 +1,4 @@
-"""What environment variables tell a rank, and what its process can still set: threads, allocator.
-
-See Note [Allocators].
-"""
+"""What the environment tells a rank, and what its process can set: threads, Note [Allocators]."""
 
 from __future__ import annotations
 
@@ -53,8 +50,8 @@ def port(value: int | None, size: int) -> int:
 
 
 def is_alone() -> bool:
-    """Whether no variable of torchrun's says that there are other ranks. Raises ``ValueError``
-    where mpirun or srun started several processes: each would train alone."""
+    """Whether neither ``RANK`` nor ``WORLD_SIZE`` is set; ``ValueError`` where mpirun or srun
+    started several processes: each would train alone."""
     if {"RANK", "WORLD_SIZE"} & set(os.environ):
         return False
     if (count := several_processes()) is not None:
@@ -115,5 +112,4 @@ def tune_allocator() -> None:
 
 
 def set_soft_limit(size: int) -> None:
-    """Gone: raises ``NotSupportedError``."""
     raise NotSupportedError(f"soft_limit: got {size}, but soft limits are {GONE}")

@@ -125,7 +125,7 @@ class HostMemory:
     ) -> Flight:
         """:meth:`sar.comm.group.Group.exchange` of contiguous tensors on the CPU. Raises
         ``RuntimeError`` when a peer sends something else, ``OSError`` when it has ended,
-        ``ValueError`` for buffers that are not contiguous, or whose size is not the counts'."""
+        ``ValueError`` for buffers that are not contiguous, or do not fit the counts."""
         if self._is_closed or (self.board is not None and self.board.explained is not None):
             self.refuse()
         coming, going = _parts(recv, recv_counts), _parts(send, send_counts)

@@ -127,7 +127,7 @@ class Meter:
         return before
 
     def use(self, clock: Clock | None) -> None:
-        """Take seconds from ``clock``, or from this thread's as waits and spans always are."""
+        """Time layers by ``clock``, ``None`` for this thread's, as waits and spans always are."""
         self.switch(*self._key)
         self.settle()
         self._clock = clock

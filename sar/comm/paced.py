@@ -76,7 +76,6 @@ class Paced:
         send_counts: list[int],
         distances: Sequence[int],
     ) -> Flight:
-        """:meth:`sar.comm.group.Group.exchange` of contiguous tensors, with distances."""
         counts = recv_counts, send_counts
         flight = Flight([*steps_of(self._rank, recv, send, *counts, distances)])
         self._waiting.put(flight)

@@ -144,7 +144,7 @@ def _compare(
 
     ``unregistered`` ones are compared as well where ranks have equally shaped ones; they need not.
     ``factor``: see :func:`check_sums`. Returns whether some rank ``is_trained``: if none, nothing
-    is raised. With a factor that is not asked.
+    is raised. With a ``factor`` that is not asked.
     """
     digests = [0 if is_lazy(tensor) else digest_of(tensor) for tensor in tensors.values()]
     others = [digest_of(tensor) for tensor in (unregistered or {}).values()]
@@ -232,7 +232,7 @@ def watch_rows(rows: Callable[[], Iterable[Any]], group: Group) -> None:
 
 
 def _count(what: str, group: Group) -> int:
-    """This call's number; 0 under ``no_grad``. Equal on all ranks: no rank's values decide it."""
+    """This call's number; 0 under ``no_grad`` or for one rank. No rank's values decide it."""
     if group.size == 1 or not torch.is_grad_enabled():
         return 0
     numbers = history_of(group).numbers

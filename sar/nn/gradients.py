@@ -166,7 +166,6 @@ def _summed_as_before(params: list[nn.Parameter], mine: _Signature | None, group
 
 
 def _buckets(params: list[nn.Parameter]) -> list[list[nn.Parameter]]:
-    """Parameters by dtype."""
     return [[p for p in params if p.dtype == d] for d in dict.fromkeys(p.dtype for p in params)]
 
 

@@ -55,7 +55,6 @@ class OverlappedGradients:
         self._arrange()
 
     def _arrange(self) -> None:
-        """Pack the parameters that are trained now into buckets."""
         self._params = list(reversed(trained(self._model).values()))
         self._buckets = _pack(self._params)
 

@@ -215,7 +215,6 @@ def draw_memory(axes: Any, run: Run, colors: Palette) -> None:
 
 
 def draw_traffic(axes: Any, run: Run, colors: Palette) -> None:
-    """Bytes that each rank sent and received in an epoch."""
     moved = {
         word: [rank[f"{word}_bytes"] / len(run.epochs) for rank in run.ranks]
         for word in ("sent", "received")
