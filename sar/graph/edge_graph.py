@@ -20,10 +20,7 @@ def locate(graph: GraphView, nids: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def global_ends(graph: GraphView) -> tuple[Tensor, Tensor]:
-    """int64 [E] global ids of sources and destinations of the local edges; collective.
-
-    They are on the CPU, in the order of columns of edges.
-    """
+    """int64 [E] global ids of both ends of the local edges, on the CPU, by position; collective."""
     ends, store = edge_ends(as_stored(graph.scope().relation, "edges")), graph._store
     starts = torch.as_tensor(store.book.node_ranges[graph.srctypes[0]][:, 0])
     return starts[ends.owner] + ends.src, ends.dst + store.first_nid(graph.dsttypes[0])

@@ -57,10 +57,7 @@ def _keep_out_degrees(block: Structure, store: Structure) -> None:
 
 
 def plan_blocks(graph: GraphView, rows: Tensor, num_layers: int) -> LayerBlocks:
-    """What layers need to compute some rows of a whole graph of one node type; collective.
-
-    ``rows``: int64, ascending, of this rank.
-    """
+    """What layers need to compute ``rows``, int64 ascending, of one node type; collective."""
     store = graph._store
     (ntype,) = store.book.ntypes
     whole, dst_rows = whole_of_graph(store), {ntype: rows.cpu()}

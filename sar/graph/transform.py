@@ -21,10 +21,7 @@ def whole_relation(store: Structure, etype: EType, what: str) -> Relation:
 
 
 def with_loops(relation: Relation, loop_keys: Callable[[], Tensor]) -> Relation:
-    """Add an edge from every node to itself, behind the others; no communication.
-
-    ``loop_keys`` makes names of the loops, as of edges.
-    """
+    """Add a loop at every node, behind the others, with ``loop_keys``; no communication."""
     rank = relation.group.rank
     src, dst, eid, offsets = relation.arrays()
     loops = torch.arange(relation.num_dst, dtype=torch.int32, device=src.device)

@@ -195,7 +195,6 @@ def sums_of_relations(
 
 
 def _sums(graph: Any, x: Tensor, etypes: list[EType]) -> dict[EType, Tensor]:
-    """[num_dst, width] sums of each relation."""
     if not isinstance(graph, GraphView) or graph.group.size == 1 or len(etypes) == 1:
         return {etype: graph.aggregate(x, etype=etype) for etype in etypes}
     relations = {graph.scope(etype).relation: etype for etype in etypes}

@@ -82,7 +82,6 @@ class Scratch:
         self._buffer = torch.empty(0, dtype=torch.uint8)
 
     def take(self, count: int, dtype: torch.dtype = torch.uint8) -> Tensor:
-        """Uninitialised [count]; what was taken before is overwritten."""
         nbytes = count * dtype.itemsize
         if len(self._buffer) < nbytes:
             self._buffer = torch.empty(int(nbytes * _ROOM), dtype=torch.uint8)
@@ -96,7 +95,6 @@ class NumberingPool:
         self._idle: dict[bool, list[Numbering]] = {True: [], False: []}
 
     def take(self, most: int) -> Numbering:
-        """An empty hash table for ids below ``most``."""
         is_wide = most > torch.iinfo(torch.int32).max
         idle = self._idle[is_wide]
         return idle.pop() if idle else Numbering(is_wide)

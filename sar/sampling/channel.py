@@ -124,7 +124,6 @@ class Channel:
         return commands.pop()
 
     def _named(self, told: Tensor) -> str:
-        """Which trainer asks for what, for errors."""
         words = {c: f"asks for {one.value!r}" for c, one in enumerate(_COMMANDS)}
         words[_COMMANDS.index(Command.TICK)] = "for nothing"
         commands = told[self.num_servers :, 0].tolist()

@@ -182,10 +182,7 @@ class Iteration:
 
 
 class Running:
-    """Runs a generator of batches: in a thread, at most ``depth`` ahead; at 0 where they are taken.
-
-    Its collectives are those of that thread alone.
-    """
+    """Runs a generator of batches in a thread, at most ``depth`` ahead; at 0 it has no thread."""
 
     def __init__(self, batches: Iterator[Any], exchange: Exchange, depth: int) -> None:
         self._batches, self._exchange, self._thread = batches, exchange, None

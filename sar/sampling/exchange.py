@@ -129,10 +129,8 @@ class Exchange:
         return self.send(rows, give, take), take
 
     def questions(self, parts: Sequence[Sequence[Tensor]]) -> list[tuple[Tensor, ...]]:
-        """Ask for ``parts``, rows by question, then owner; rows asked for by rank, then question.
-
-        Rows of this rank are not sent.
-        """
+        """Exchange requests: give ``parts``, by question, then owner, and get what other ranks ask
+        for, by rank, then question; own ones are not sent."""
         rank, size = self.group.rank, self.group.size
         wanted = torch.tensor([[len(rows) for rows in one[:size]] for one in parts])
         wanted = wanted.long().view(len(parts), size).T.contiguous()

@@ -165,7 +165,6 @@ class FeatureTables:
                 self.stats.nbytes += sum(column.nbytes for column in rows.values())
 
     def _count(self, parts: Mapping[Kind, _Split]) -> None:
-        """Count the rows that are needed and those of them that the cache has."""
         if not any(table.cached for table in self._tables.values()):
             return
         for kind, (order, _, sizes) in parts.items():

@@ -35,9 +35,8 @@ _MOST_AT_ONCE = 64  # batches of a bulk: more spare no time, and are all in memo
 class Loader(Epochs):
     """Goes through what a request names in batches; made collectively.
 
-    Args:
-        number: of whom the inputs are, for their order; this rank by default.
-        is_own: whether seeds have to be this rank's own nodes.
+    ``number``, the rank by default, keys the order of inputs. ``is_own``: seeds have to be nodes of
+    this rank.
     """
 
     def __init__(

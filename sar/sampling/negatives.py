@@ -134,15 +134,12 @@ class Population:
     """The nodes of a type in order of time and key, spread over the ranks; made collectively.
 
     Node i covers as many numbers as its weight, in whole numbers of which sums do not depend on the
-    cut; weights below 2**-62 of the sum or so count as 0. Which node a number picks is a function
-    of keys, times and weights alone. 24 bytes a node, 8 more with weights.
+    cut; weights below 2**-62 of the sum or so count as 0. Which node one of the ``total`` numbers
+    picks is a function of keys, times and weights alone. 24 bytes a node, 8 more with weights.
 
     Args:
         weight: float64 [n] of this part's nodes, 0 or more; 1 by default.
         time: int64 [n] when they came; all at once by default.
-
-    Attributes:
-        total: how many numbers there are, of all ranks.
     """
 
     def __init__(

@@ -86,10 +86,7 @@ class Frontier(NamedTuple):
 
 
 class GrowingSample:
-    """A sample that grows hop by hop, along out-edges where ``is_out``.
-
-    Its numberings know a node of tree t as t x ``totals`` of its type + its id.
-    """
+    """A sample that grows hop by hop, with node ``id`` of tree t as t x nodes of its type + id."""
 
     def __init__(
         self, seeds: Seeds, totals: dict[str, int], numberings: NumberingPool, is_out: bool
@@ -158,7 +155,7 @@ class GrowingSample:
         self._next = {ntype: (0, one.count) for ntype, one in self._numbers.items()}
 
     def sample(self) -> Sample:
-        """The finished sample; the last call."""
+        """The finished sample; the last call, as it gives the numberings back."""
         found = {ntype: self._nodes(ntype, 0, one.count) for ntype, one in self._numbers.items()}
         nodes = {ntype: ids.clone() for ntype, (ids, _) in found.items()}
         trees = {ntype: tree for ntype, (_, tree) in found.items() if tree is not None}

@@ -54,7 +54,6 @@ class _Served:
             self._thread.join()
 
     def close(self) -> None:
-        """Close the loaders and the channel; all servers do."""
         self._join()
         for one in self.loaders.values():
             one.close()
@@ -108,7 +107,6 @@ class Server:
             raise error
 
     def _listen(self) -> None:
-        """Answer all requests but those for batches."""
         try:
             while self._answer_one() != Command.LEAVE:
                 pass
@@ -118,7 +116,6 @@ class Server:
             self._outcome.put(None)
 
     def _answer_one(self) -> Command:
-        """Answer one request, and return its command."""
         try:
             command, requests = self._channel.asked()
             if command == Command.TICK:

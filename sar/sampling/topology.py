@@ -23,12 +23,9 @@ _NO_TIMES = torch.empty(0, dtype=torch.int64)
 
 @dataclass(frozen=True)
 class Topology:
-    """Edges that draws are made from.
+    """Edges that draws are made from: in-edges of this rank's nodes, or out-edges if ``is_out``.
 
     Attributes:
-        book: of the partitioning.
-        edges: per relation that is followed, the in-edges of this rank's nodes; their out-edges
-            where ``is_out``.
         keys: per node type, what names this rank's nodes in random numbers.
         bounds: per node type, int64 [P + 1], which rank has the edges of which nodes.
     """

@@ -36,7 +36,6 @@ class RecordCaptures(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
     def tensors(self) -> list[Tensor]:
-        """The tensors, in the order in which they were met."""
         return list(self._found.values())
 
 

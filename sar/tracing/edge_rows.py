@@ -143,7 +143,6 @@ class EdgeRows(Tensor):
         return self
 
     def _bases(self) -> Iterator[EdgeRows]:
-        """The tensor that this is a view of, the one that that is a view of, and so on."""
         base = self.base
         while base is not None:
             yield base
@@ -195,7 +194,6 @@ class EdgeRows(Tensor):
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the values on the local edges."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 

@@ -36,7 +36,6 @@ def inside_function() -> Iterator[None]:
 
 
 def in_function() -> bool:
-    """Whether this thread runs a message or reduce function."""
     return _state.depth > 0
 
 

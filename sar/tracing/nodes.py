@@ -58,10 +58,7 @@ class Node:
         return self.inputs
 
     def compute(self, values: Values, position: Tensor) -> Any:
-        """The value on a block, from the parents' in ``values`` (by ``id``).
-
-        ``position``: int32 [e], where the block's edges are among the local ones.
-        """
+        """The value on a block, of edges at ``position`` int32 [e], from parents' in ``values``."""
         raise NotImplementedError
 
 

@@ -48,10 +48,7 @@ class Program:
         return Inputs(src, dst, edge)
 
     def messages(self, weighting: Weighting | None = None) -> Messages:
-        """The message function that evaluates the program on a block.
-
-        ``weighting``: how messages depend on the weights of the streamed softmax.
-        """
+        """The function of messages; ``weighting``: how they depend on the streamed softmax."""
         udfs = [node for node in self.order if isinstance(node, Udf)]
         captures = {id(t): t for udf in udfs for t in udf.captures}
         hidden = {id(t): t for udf in udfs for t in udf.hidden}
@@ -181,5 +178,4 @@ def _topological(outputs: list[Node], streamed: Softmax | None) -> list[Node]:
 
 
 def _distinct(leaves: list[Leaf], side: str) -> list[Leaf]:
-    """One leaf per tensor."""
     return list({id(leaf.tensor): leaf for leaf in leaves if leaf.side == side}.values())

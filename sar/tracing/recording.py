@@ -75,10 +75,7 @@ _STATES = (Tensor.detach_, Tensor.requires_grad_)  # which change no values
 
 
 def _writes(func: Callable, args: Any, kwargs: dict[str, Any], first: EdgeRows) -> bool:
-    """Whether a function writes into its first argument, by torch's count of writes.
-
-    Raises :class:`CannotRecord` where it writes into another.
-    """
+    """Whether a call writes into its first argument; raises ``CannotRecord`` if into another."""
     if func is Tensor.__setitem__ or func in _STATES or kwargs.get("inplace"):
         places = [0]
     else:
@@ -177,7 +174,6 @@ class _Outcome:
     looks: dict[int, tuple[int, int | None]]
 
     def result(self, func: Callable, leaves: list[Any], spec: Any, first: EdgeRows) -> Any:
-        """The call on the present arguments, recorded."""
         relation = first.scope.relation
         given: list[Any] = []
         for leaf in leaves:
@@ -266,7 +262,6 @@ def _axis(value: Tensor) -> int:
 
 
 def _with_rows(value: Tensor, rows: int) -> list[int]:
-    """The shape of ``value`` with another number of edges."""
     shape = list(value.shape)
     shape[_axis(value)] = rows
     return shape
@@ -302,10 +297,7 @@ class _Trial:
         return None if name_of(self.func) in COPY_UNLESS_DENSE else place
 
     def check_rowwise(self, axes: list[int]) -> None:
-        """Compare 6 rows with 3: shapes do not show whether rows are mixed (``cumsum``).
-
-        ``axes``: of the edges, in each tensor of the result.
-        """
+        """Compare 6 rows with 3: shapes hide that rows mix (``cumsum``); ``axes``: of edges."""
         try:
             whole, piece = self._on_rows(ALL), self._on_rows(PART)
         except (RuntimeError, ValueError, IndexError):  # random indices may be out of range

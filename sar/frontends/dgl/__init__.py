@@ -1,7 +1,4 @@
-"""The graph that DGL's layers see, its blocks, and how they are made from partition files.
-
-What is changed of DGL is one table with its undo, :mod:`sar.frontends.dgl.patches`.
-"""
+"""The graph that DGL's layers see, its blocks, and how they are made from partition files."""
 
 from sar.frontends.dgl.build import construct_full_graph, construct_mfgs
 from sar.frontends.dgl.front_end import LAYERS

@@ -32,10 +32,8 @@ def make_block(
 ) -> Any:
     """What ``dgl.create_block`` gives for edges, int64 ends by relation, that are in range.
 
-    Args:
-        starts: of relations whose edges are sorted by destination, int64 [n + 1] where those of
-            each destination begin.
-        sources, targets: how many nodes of each type there are.
+    ``starts``, of relations whose edges are sorted by destination, is int64 [n + 1] where those of
+    each destination begin; ``sources`` and ``targets`` count the nodes of each type.
     """
     require_dgl("DGL's blocks")
     dgl = dgl_makers()

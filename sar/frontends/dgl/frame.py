@@ -62,7 +62,6 @@ class Frame(MutableMapping[str, Tensor]):
         return dict(self._columns)
 
     def restore(self, saved: dict[str, Tensor]) -> None:
-        """Forget all changes since ``saved``."""
         self._columns = saved
 
     def to(self, device: torch.device) -> Frame:

@@ -127,7 +127,7 @@ def _reduced(
 
 
 def _least_in_degree(relation: Relation) -> int:
-    """The smallest in-degree above 0 on any rank: the function is certain to meet it; collective.
+    """The least in-degree above 0 of all ranks, which the function meets for certain; collective.
 
     A function may want a certain number of messages (``topk``); DGL's never sees fewer.
     """

@@ -42,7 +42,6 @@ class Step:
 
     @property
     def builtin(self) -> BuiltinReduce | None:
-        """The built-in reduction; ``None`` for a user's function."""
         return parse_reduce(self.reduce)
 
 
@@ -83,7 +82,6 @@ def steps_of_all(etypes: list[EType], message: Any, reduce: Any) -> tuple[dict[E
 
 
 def update_all(store: GraphStore, etype: EType, step: Step, policy: Policy) -> None:
-    """See :meth:`sar.frontends.dgl.ShardedGraph.update_all`, over one relation."""
     found = reduced(store, etype, step.message, step.reduce, policy)
     if step.apply is not None:
         found = _finished(store, etype, step, found)
@@ -100,7 +98,6 @@ def multi_update_all(
     apply_node_func: Callable | None,
     policy: Policy,
 ) -> None:
-    """See :meth:`sar.frontends.dgl.ShardedGraph.multi_update_all`."""
     found = _reduced_together(store, steps, policy)
     for etype, step in steps.items():
         if etype not in found:
@@ -121,10 +118,7 @@ def multi_update_all(
 def _reduced_together(
     store: GraphStore, steps: dict[EType, Step], policy: Policy
 ) -> dict[EType, Columns]:
-    """Results of the relations that copy the same source column, whose rows travel once.
-
-    Sums and means share one stream, maxima another, minima a third.
-    """
+    """Results of the relations that copy the same source column: its rows travel once a stream."""
     shared: dict[tuple[str, str, str], dict[EType, BuiltinReduce]] = {}
     for etype, step in steps.items():
         message, reduce = parse_message(step.message), step.builtin

@@ -41,8 +41,7 @@ def edge_softmax(graph: Any, logits: Tensor, eids: Any = "__ALL__", norm_by: str
     Args:
         logits: [num_edges, ...] edge tensor, lazy or eager; [len(eids), ...] with ``eids``.
         eids: int positions of the local edges among which to normalize; the result is eager.
-        norm_by: ``"src"`` normalizes over the edges that start in the same node; the sums are
-            pushed to the owners of the sources.
+        norm_by: ``"src"``: over edges that start in the same node, by sums pushed to its owner.
     """
     if norm_by not in ("dst", "src"):
         raise ValueError(f"norm_by: got {norm_by!r}, expected 'dst' or 'src'")

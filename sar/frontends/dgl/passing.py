@@ -106,7 +106,6 @@ def _positions(edges: Any, num_edges: int) -> Tensor:
 
 
 def scope_of(store: GraphStore, etype: EType, policy: Policy) -> Scope:
-    """The scope that lazy edge tensors of a relation carry."""
     return Scope(store.relations[etype], policy, store.device)
 
 

@@ -60,8 +60,7 @@ def topk(
 ) -> tuple[Tensor, Tensor]:
     """The rows of all ranks with the largest (or smallest) values in column ``sortby``; collective.
 
-    Returns:
-        [1, k, width] rows in order, 0 where there are fewer, and their global ids, int64 [1, k].
+    [1, k, width] rows in order, 0 where there are fewer, and their global ids, int64 [1, k].
     """
     if sortby is None or typestr != "nodes":
         raise NotSupportedError(

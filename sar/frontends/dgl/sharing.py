@@ -44,10 +44,10 @@ def _reads(layer: Any, graph: Counts, given: Sequence, more: set) -> dict[AnyRel
 
 
 def check_modules(layer: Any, etypes: list[EType], sources: Mapping) -> None:
-    """Name both sides when a ``HeteroGraphConv`` has no module for a relation of the graph.
+    """Raise ``ValueError`` with both sides where a ``HeteroGraphConv`` lacks a relation's module.
 
-    DGL would raise a ``KeyError`` with the relation's name alone. Like DGL, relations whose source
-    type has no input are passed over, and modules that the graph has no relation for do not matter.
+    DGL's ``KeyError`` has the relation alone. Like DGL, relations whose source type has no input
+    are passed over, and modules that the graph has no relation for do not matter.
     """
     modules = layer.mod_dict
     for etype in etypes:

@@ -73,7 +73,6 @@ def _edge_frame(store: Structure, etype: EType, edge_ids: Callable[[], Tensor]) 
 
 
 def copy_frame(frame: Frame) -> Frame:
-    """A new frame with the same columns."""
     copy = Frame(frame.num_rows, frame.kind, frame.defaults)
     copy.restore(frame.save())
     return copy
