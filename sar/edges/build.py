@@ -86,10 +86,8 @@ class EdgeEnds(NamedTuple):
 
 
 def owned_ends(relation: Relation) -> EdgeArrays:
-    """The edges with their sources as rows of the ranks that own them, on the CPU; collective.
-
-    A relation itself remembers only which of the rows that arrive an edge reads.
-    """
+    """The edges with their sources as rows of the ranks that own them, on the CPU; collective. A
+    relation itself remembers only which of the rows that arrive an edge reads."""
     plan, group = relation.plan.to(torch.device("cpu")), relation.group
     own = torch.arange(relation.num_src, dtype=torch.int32)
     asked = [

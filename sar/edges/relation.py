@@ -247,9 +247,7 @@ class Relation(Deriving):
     @cached_property
     def keys(self) -> Tensor:
         """Names of the local edges in random numbers, by position: int32 or int64 [num_edges].
-
-        Those of :class:`sar.partition.features.Keys`, which no cut changes; made at first need.
-        """
+        Those of :class:`sar.partition.features.Keys`, which no cut changes; made at first need."""
         return self.make_keys().to(self.plan.device)
 
     @cached_property

@@ -1,6 +1,6 @@
 """Pure functions on compressed edges; no autograd, no network.
 
-All that file an implementation are imported here, so that :func:`has` knows them.
+Modules that file an implementation are all imported here, so that :func:`has` knows them.
 """
 
 from sar.kernels import attention, keyed, nonzero, norm, sddmm

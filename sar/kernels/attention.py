@@ -37,7 +37,6 @@ class Scores:
 
     Attributes:
         kind: ``ADDITIVE``, ``MIXED`` or ``DOT`` of :mod:`sar.kernels.attention_loops`.
-        heads: number of heads H.
         width: width D of a head's value; keys and queries are as wide, or 1 for additive scores.
         slope: of lrelu for negative numbers; 1 is no activation.
         scale: c of dot products.
@@ -52,13 +51,8 @@ class Scores:
 
 @dataclass(frozen=True)
 class Mask:
-    """Dropout of attention weights, a function of the edge.
-
-    Attributes:
-        keys: integer [num_edges] by local edge position.
-        seed: of this use of dropout.
-        probability: of a weight to be zeroed.
-    """
+    """Dropout of attention weights, a function of the edge: ``keys`` are integers [num_edges] by
+    local edge position, ``seed`` is of this use of dropout."""
 
     keys: Tensor
     seed: int
@@ -74,7 +68,7 @@ class Columns:
 
 
 class Normalizer(NamedTuple):
-    """What makes weights of scores: a = exp(z - largest) * inverse, [n, H] each."""
+    """m and 1 / s, [n, H] each: weights are a = exp(z - largest) * inverse."""
 
     largest: Tensor
     inverse: Tensor
@@ -82,10 +76,8 @@ class Normalizer(NamedTuple):
 
 @dataclass
 class Running:
-    """The state of a forward pass: [n, H] largest score and sum of weights, [n, H * D] sums.
-
-    The first shard has to have a segment for every row: it clears the sums before it adds.
-    """
+    """The state of a forward pass: [n, H] largest score and sum of weights, [n, H * D] sums. The
+    first shard has to have a segment for every row: it clears the sums before it adds."""
 
     largest: Tensor
     total: Tensor
@@ -94,16 +86,14 @@ class Running:
 
     @staticmethod
     def start(num_rows: int, heads: int, width: int, like: Tensor) -> Running:
-        """Before the first edge; dtype and device of ``like``."""
+        """The state before the first edge; dtype and device of ``like``."""
         largest = like.new_full((num_rows, heads), -torch.inf)
         sums = like.new_empty((num_rows, heads * width))
         return Running(largest, torch.zeros_like(largest), sums)
 
     def finish(self) -> tuple[Tensor, Normalizer]:
-        """out [n, H * D] and what normalizes weights, in the memory of the state.
-
-        out is 0 in rows without edges, NaN where every score is -inf.
-        """
+        """out [n, H * D], and m and 1 / s, in the memory of the state. out is 0 in rows without
+        edges, NaN where every score is -inf."""
         empty = self.total == 0
         self.total.masked_fill_((self.largest == -torch.inf) & ~empty, torch.nan)
         self.total.masked_fill_(empty, 1)
@@ -116,12 +106,10 @@ class Running:
 
 @dataclass(frozen=True)
 class Incoming:
-    """What backward knows of each destination: [n, H * D] do, [n, 3 H] m, 1 / s and delta.
+    """Rows of destinations that backward reads: [n, H * D] do, [n, 3 H] m, 1 / s and delta.
 
-    Side by side, because an edge reads all three; of additive scores [n, 4 H], queries first.
-
-    Attributes:
-        offset: the first column of ``known``; not 0 where both are one tensor that travelled.
+    ``known`` is side by side, because an edge reads all of it; of additive scores [n, 4 H], queries
+    first. ``offset`` is its first column; not 0 where both are one tensor that travelled.
     """
 
     dout: Tensor
@@ -130,22 +118,12 @@ class Incoming:
 
     @staticmethod
     def of(dout: Tensor, normalizer: Normalizer, delta: Tensor, *query: Tensor) -> Incoming:
-        """Side by side.
-
-        Args:
-            delta: [n, H], see :func:`deltas`.
-            query: of additive scores.
-        """
+        """Put ``delta`` [n, H], and the queries of additive scores, beside the normalizer."""
         return Incoming(dout, torch.cat([*query, *normalizer, delta], 1))
 
 
 def deltas(dout: Tensor, out: Tensor, heads: int, bias: Tensor | None = None) -> Tensor:
-    """[n, H] <do_i, o_i> of contiguous rows [n, H * D].
-
-    Args:
-        out: o + b.
-        bias: H * D numbers b; none is 0.
-    """
+    """delta_i = <do_i, o_i> per head, [n, H], of contiguous rows [n, H * D]; ``out`` is o + ``bias``."""
     delta = _dots_of_heads(dout, out, heads)
     if bias is not None:
         delta -= head_sums(dout.view(len(dout), heads, bias.numel() // heads), bias)
@@ -159,7 +137,7 @@ def attend(
     csc: Csc, scores: Scores, key: Columns, value: Columns, query: Tensor, weight: Tensor,
     running: Running, mask: Mask | None,
 ) -> None:  # fmt: skip
-    """Take one shard's edges into ``running``.
+    """Add one shard's edges to ``running``.
 
     Args:
         csc: edges by destination, with ``order`` when there is a mask.
@@ -216,10 +194,8 @@ def attend_grad_of_sources(
 ) -> None:  # fmt: skip
     """One shard's gradients of keys and values for mixed or dot scores, by source.
 
-    Args:
-        csr: edges by source, with ``order`` when there is a mask.
-        dkey, dvalue: rows to overwrite, one per segment of ``csr``; the same columns where keys
-            are values.
+    ``csr`` has ``order`` when there is a mask. ``dkey`` and ``dvalue`` are overwritten, a row per
+    segment of ``csr``; they are the same columns where keys are values.
     """
     arrays = csr.arrays.indptr, csr.arrays.indices, *_numpy(
         key.rows, value.rows, query, weight.view(-1), incoming.dout, incoming.known, dkey.rows,
@@ -238,14 +214,8 @@ def attend_grad_of_queries(
     csc: Csc, scores: Scores, key: Columns, value: Columns, query: Tensor, weight: Tensor,
     incoming: Incoming, dquery: Tensor, mask: Mask | None,
 ) -> Tensor:  # fmt: skip
-    """Add one shard's gradient of the queries of mixed or dot scores, by destination.
-
-    Args:
-        dquery: [n, H * D] to add to.
-
-    Returns:
-        [H * D] gradient of the weight of mixed scores (0 for dot products).
-    """
+    """Add one shard's gradient of the queries of mixed or dot scores, by destination, to ``dquery``
+    [n, H * D]; returns [H * D], that of the weight of mixed scores (0 for dot products)."""
     rows = key.rows, value.rows, query, weight.view(-1), incoming.dout, incoming.known, dquery
     arrays = *csc.arrays[:3], *_numpy(*rows)
     dweight = query.new_zeros((num_parts(csc.indptr), scores.heads * scores.width))
@@ -261,12 +231,12 @@ def attend_grad_of_queries(
 
 
 def head_sums(rows: Tensor, vector: Tensor) -> Tensor:
-    """[n, H] scores s_h = <a_h, row_h> of contiguous rows [n, H, D] and a, H * D numbers."""
+    """Scores s_h = <a_h, row_h>, [n, H], of contiguous rows [n, H, D] and a, H * D numbers."""
     return _dots_of_heads(rows.flatten(1), vector.reshape(1, -1), rows.shape[1])
 
 
 def _dots_of_heads(a: Tensor, b: Tensor, heads: int) -> Tensor:
-    """[n, H] products of rows [n, H * D] with as many rows, or with one."""
+    """Products per head, [n, H], of rows [n, H * D] with as many rows, or with one."""
     out = a.new_empty((len(a), heads))
     arrays = _numpy(a, b, out)
 
@@ -280,16 +250,10 @@ def _dots_of_heads(a: Tensor, b: Tensor, heads: int) -> Tensor:
 def add_projected_grads(
     drows: Tensor, rows: Tensor, grads: Sequence[Tensor], vectors: Sequence[Tensor]
 ) -> Tensor:
-    """Pass gradients of scores s_h = <a_h, row_h> on: drow_h += g_h a_h for each vector a.
+    """Add to rows' gradients those of scores s_h = <a_h, row_h>: drow_h += g_h a_h for each a.
 
-    Args:
-        drows: [n, H * D] to add to.
-        rows: [n, H * D].
-        grads: [n, H] g of the scores of each vector.
-        vectors: [H * D] each.
-
-    Returns:
-        [number of vectors, H * D] float64 gradients of the vectors, sum over rows of g_h row_h.
+    ``grads`` are g [n, H] for each of the ``vectors`` [H * D]. Returns float64 gradients of the
+    vectors, [number of vectors, H * D], the sums over rows of g_h row_h.
     """
     joined, stacked = torch.cat(tuple(grads), 1), torch.stack(tuple(vectors))
     arrays = _numpy(rows, stacked, joined, drows)
@@ -304,8 +268,7 @@ def add_projected_grads(
 
 
 def _scratch(like: Tensor, scores: Scores) -> tuple[np.ndarray, np.ndarray]:
-    """[*, edges of a chunk, H] numbers that compiled code keeps, as it owns no memory; the first
-    of them as one row, too."""
+    """Memory [*, edges of a chunk, H] for compiled code, which owns none; and a part of it flat."""
     made = like.new_zeros((loops.SCRATCH, loops.CHUNK, scores.heads))
     return array(made), array(made[0].view(-1))
 
@@ -315,7 +278,7 @@ def _numpy(*tensors: Tensor) -> list[np.ndarray]:
 
 
 def _numbers(scores: Scores, like: Tensor) -> tuple[Any, ...]:
-    """Scalars in the dtype of the rows: a float64 would widen all that it meets."""
+    """Scalars of compiled code in the dtype of the rows: a float64 would widen all it meets."""
     kind = np.float32 if like.dtype == torch.float32 else np.float64
     sizes = np.uint64(scores.heads), np.uint64(scores.width)
     return scores.kind, *sizes, kind(scores.slope), kind(scores.scale)

@@ -29,20 +29,16 @@ def _clear(rows, row, low, width):
 
 @inlined
 def _exp_all(flat, count):
-    """exp of ``count`` numbers in place, and of what lies behind them up to a whole vector.
-
-    Most segments are short, and one by one exponentials take ten times as long.
-    """
+    """exp of ``count`` numbers in place, and of those behind them up to a whole vector. Most
+    segments are short, and one by one exponentials take ten times as long."""
     for n in range((count + VECTOR - 1) // VECTOR * VECTOR):
         flat[n] = exp(flat[n])
 
 
 @inlined
 def _absorb(p, flat, count, i, largest, total, sums, heads, width):
-    """Turn a chunk's scores [count, H] into exp(score - largest); rescale what came before.
-
-    ``flat``: the memory of ``p`` as one row.
-    """
+    """Turn a chunk's scores [count, H] into exp(score - largest), and rescale earlier sums.
+    ``flat`` is the memory of ``p`` as one row."""
     for h in range(heads):
         top = largest[i, h]
         for k in range(count):
@@ -70,9 +66,7 @@ def _absorb(p, flat, count, i, largest, total, sums, heads, width):
 @inlined
 def _add_rows(p, start, count, indices, rows, rows_low, out, i, out_low, heads, width, ahead):
     """out_i += sum over a chunk's edges of p_h rows_j per head h: one pass for four edges.
-
-    ``ahead`` asks for the rows of later edges, a head's columns at a time between the sums.
-    """
+    ``ahead`` prefetches the rows of later edges, a head's columns at a time between the sums."""
     fours = count - count % 4
     for k in range(0, fours, 4):
         e = start + k
@@ -105,10 +99,8 @@ def _add_rows(p, start, count, indices, rows, rows_low, out, i, out_low, heads, 
 def _dot_and_add_rows(
     p, product, start, count, indices, rows, row, j, row_low, out, out_low, heads, width
 ):
-    """product_h = <rows_i, row_j> per head h of a chunk's edges and out_j += p_h rows_i.
-
-    Like :func:`_add_rows`; both at once, because rows_i come from far away.
-    """
+    """product_h = <rows_i, row_j> per head h of a chunk's edges and out_j += p_h rows_i. Like
+    :func:`_add_rows`; both at once, because rows_i come from far away."""
     zero = p.dtype.type(0)
     fours = count - count % 4
     for k in range(0, fours, 4):
@@ -146,7 +138,7 @@ def _dot_and_add_rows(
 
 @kernel
 def dots_of_heads(first, last, a, b, out):
-    """``b``: a row for each of ``a``, or one for all."""
+    """Products per head of rows of ``a`` with those of ``b``, or with the only one of ``b``."""
     heads = np.uint64(out.shape[1])
     width = np.uint64(a.shape[1]) // heads
     for i in range(first, last):
@@ -160,7 +152,8 @@ def dots_of_heads(first, last, a, b, out):
 
 @kernel
 def projected_grads(first, last, rows, vectors, grads, drows, some, dvectors):
-    """``some`` has the sums of a few rows, which ``dvectors`` adds up in double precision."""
+    """:func:`sar.kernels.attention.add_projected_grads`; ``some`` has the sums of a few rows, which
+    ``dvectors`` adds up in double precision."""
     count, columns = np.uint64(vectors.shape[0]), np.uint64(vectors.shape[1])
     heads = np.uint64(grads.shape[1]) // count
     width = columns // heads
@@ -198,7 +191,6 @@ def _wide_score(kind, key, j, key_low, query, i, weight, low, width, slope, scal
 
 @inlined
 def _score(kind, key, j, key_low, query, i, weight, h, width, slope, scale):
-    """z of one edge and head."""
     if kind == ADDITIVE:
         return _lrelu(key[j, key_low + h] + query[i, h], slope)
     return _wide_score(kind, key, j, key_low, query, i, weight, h * width, width, slope, scale)
@@ -242,7 +234,7 @@ def additive_grads(
     key_low, value_low, dkey_low, dvalue_low, ends_low, fresh, heads, width, slope,
     position, keys, seed, probability, keep, scratch, flat,
 ):  # fmt: skip
-    """``ends``: the queries and what is known of the destinations, [n, H] each, side by side."""
+    """``ends``: queries, m, 1 / s and delta of the destinations, [n, H] each, side by side."""
     key_low, value_low = np.uint64(key_low), np.uint64(value_low)
     dkey_low, dvalue_low = np.uint64(dkey_low), np.uint64(dvalue_low)
     query_low = np.uint64(ends_low)

@@ -18,10 +18,8 @@ _NOWHERE = torch.empty(0, dtype=torch.int32).numpy()
 
 
 class Arrays(NamedTuple):
-    """The tensors of a :class:`Csc` on the CPU as compiled loops take them, the same memory.
-
-    ``rows`` and ``order`` are empty where there are none.
-    """
+    """The tensors of a :class:`Csc` on the CPU as compiled loops take them, the same memory;
+    ``rows`` and ``order`` are empty where there are none."""
 
     rows: np.ndarray
     indptr: np.ndarray
@@ -51,7 +49,7 @@ class Csc:
 
     @cached_property
     def arrays(self) -> Arrays:
-        """Kept: to make them takes longer than a sum over a few edges."""
+        """The edges for compiled loops; kept: they take longer than a sum over a few edges."""
         rows, order = (_NOWHERE if ids is None else ids.numpy() for ids in (self.rows, self.order))
         return Arrays(rows, self.indptr.numpy(), self.indices.numpy(), order)
 
@@ -68,13 +66,12 @@ class Csc:
         return self.indptr.shape[0] - 1
 
     def to(self, device: torch.device) -> Csc:
-        """The same edges with all arrays on ``device``."""
         rows = None if self.rows is None else self.rows.to(device)
         order = None if self.order is None else self.order.to(device)
         return Csc(rows, self.indptr.to(device), self.indices.to(device), order, self.num_rows)
 
     def row_of_edges(self) -> Tensor:
-        """int32 [E] the node row that each edge is grouped under."""
+        """The node row that each edge is grouped under, int32 [E]."""
         rows = self.rows
         if rows is None:
             rows = torch.arange(self.num_segments, dtype=torch.int32, device=self.indptr.device)
@@ -116,7 +113,7 @@ def compress(
         keys, others: int32 [E] the end to group by and the other end.
         num_rows: rows that keys index.
         compact: leave out rows without edges.
-        order: remember each edge's position, for values stored per edge; or what this tensor has
+        order: remember each edge's position, for values stored per edge; or this tensor's numbers
             in its place.
     """
     permutation = torch.argsort(keys, stable=True)
@@ -137,12 +134,8 @@ def compress(
 
 
 def transpose(csc: Csc, num_rows: int, *, order: bool) -> Csc:
-    """The same edges grouped by their other end; inside a group in the order of ``csc``.
-
-    Args:
-        num_rows: rows that ``csc.indices`` address; each is a segment of the result.
-        order: keep ``csc.order``.
-    """
+    """The same edges grouped by their other end, inside a group in the order of ``csc``; a segment
+    for each of ``num_rows``. ``order``: keep ``csc.order``."""
     permutation = torch.argsort(csc.indices, stable=True)
     indptr = _bounds(torch.bincount(csc.indices, minlength=num_rows))
     eids = csc.order.index_select(0, permutation) if order and csc.order is not None else None
@@ -150,19 +143,19 @@ def transpose(csc: Csc, num_rows: int, *, order: bool) -> Csc:
 
 
 def _bounds(counts: Tensor) -> Tensor:
-    """int32 [R + 1] where each of R segments begins and the last ends."""
+    """Bounds of R segments from their sizes, int32 [R + 1]."""
     indptr = torch.zeros(len(counts) + 1, dtype=torch.int32, device=counts.device)
     torch.cumsum(counts, 0, dtype=torch.int32, out=indptr[1:])
     return indptr
 
 
 def ascending(position: Tensor) -> Tensor:
-    """int64 order of distinct int32 numbers."""
+    """The order, int64, that sorts distinct int32 numbers."""
     run = KERNELS.get(("ascending", position.device.type, position.dtype), torch.argsort)
     return run(position)
 
 
 @implements("ascending", "cpu", torch.int32)
 def _ascending_by_numpy(position: Tensor) -> Tensor:
-    """Its vectorised sort is five times torch's."""
+    """Sort by numpy: its vectorised sort is five times as fast as torch's."""
     return torch.from_numpy(np.argsort(position.numpy()))

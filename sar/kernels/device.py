@@ -1,10 +1,8 @@
-"""What depends on the device: which implementation an operation has, chunks, generators, memory
-and clocks.
+"""The table of implementations by device, and chunks, generators, memory and clocks of devices.
 
-An implementation is filed where it is written, by :func:`implements`: by the operation's name, the
-device and the type of the numbers. What computes an operation looks it up in :data:`KERNELS`, once
-a call, and does it in torch's own operators where there is none. What has no such second form asks
-:func:`has` before.
+An implementation is filed by :func:`implements` where it is written. An operation looks it up in
+:data:`KERNELS`, once a call, and is done by torch's own operators where there is none. Code with no
+such second form asks :func:`has` before.
 """
 
 from __future__ import annotations
@@ -42,7 +40,7 @@ def has(operation: str, device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def is_host(device: torch.device) -> bool:
-    """Whether it is the processor: its memory, its generator, the clock of this thread."""
+    """Whether a device is the processor: its memory, its generator, the clock of this thread."""
     return device.type == "cpu"
 
 
@@ -64,27 +62,25 @@ def peak_bytes(device: torch.device) -> int:
 
 
 def reset_peak(device: torch.device) -> None:
-    """Start the peak of a CUDA device anew."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
 
 
 class Timed(Protocol):
-    """What takes time."""
+    """An object that gets the seconds that its work took."""
 
     seconds: float
 
 
 class StreamClock:
-    """Time as a CUDA device's stream passes it: the host is ahead, and its clock would tell when
-    work was asked for."""
+    """Time as a CUDA device's stream passes it: the host's clock tells when work was asked for."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._last, self._marks = self._event(), list[tuple[Timed, Any, Any]]()
 
     def mark(self, taken: Timed) -> None:
-        """What the stream does from the mark before to this one is ``taken``'s; no waiting."""
+        """Count the stream's time since the mark before as ``taken``'s; without waiting."""
         event = self._event()
         self._marks.append((taken, self._last, event))
         self._last = event
@@ -92,7 +88,7 @@ class StreamClock:
             self.settle()
 
     def settle(self) -> None:
-        """Wait for the last mark, and add to the seconds of what was marked."""
+        """Wait for the last mark, and add the seconds of each."""
         self._last.synchronize()
         for taken, begin, end in self._marks:
             taken.seconds += begin.elapsed_time(end) / 1000
@@ -105,5 +101,5 @@ class StreamClock:
 
 
 def clock_of(device: torch.device) -> StreamClock | None:
-    """A clock of its own for a device that computes behind the host's back."""
+    """A clock for a device that computes asynchronously; ``None`` for the processor."""
     return StreamClock(device) if device.type == "cuda" else None

@@ -1,5 +1,4 @@
-"""What compiled kernels share: options, arrays, prefetching, exponentials, random numbers, threads;
-and functions that torch's compiler leaves as they are.
+"""Tools of compiled kernels: options, arrays, prefetching, exponentials, random numbers, threads.
 
 Kernels are compiled on first use and kept on disk by numba. They release the interpreter lock, so
 that :func:`in_parallel` can run one on ranges of rows in several threads.
@@ -56,7 +55,7 @@ _emitted: Any = intrinsic  # the decorated function takes the arguments of the c
 
 
 class _Memory:
-    """What numpy makes an array of, and holds as long as the array."""
+    """The object that numpy makes an array of, and holds as long as the array."""
 
     __slots__ = ("__array_interface__", "tensor")
     tensor: Tensor
@@ -64,13 +63,8 @@ class _Memory:
 
 
 def array(tensor: Tensor, shape: tuple[int, ...] | None = None) -> np.ndarray:
-    """The memory of a tensor on the CPU, whether or not it asks for a gradient.
-
-    This array is one more holder of the tensor, and no more.
-
-    Args:
-        shape: of an array of other numbers, which lie side by side from the tensor's first on.
-    """
+    """The memory of a tensor on the CPU, whether or not it asks for a gradient; holds the tensor.
+    ``shape``: of an array of other numbers, which lie side by side from the tensor's first on."""
     strides = None  # side by side
     if shape is None and not tensor.is_contiguous():
         strides = tuple([step * tensor.element_size() for step in tensor.stride()])
@@ -88,14 +82,14 @@ def array(tensor: Tensor, shape: tuple[int, ...] | None = None) -> np.ndarray:
 
 def flat(rows: Tensor) -> np.ndarray:
     """The memory from the first number of some rows [*, width] to their last; columns lie side by
-    side, as loops need it, and rows as far apart as ``rows.stride(0)`` says."""
+    side, as loops need it, and rows ``rows.stride(0)`` apart."""
     extent = (rows.shape[0] - 1) * rows.stride(0) + rows.shape[1] if rows.numel() else 0
     return array(rows, (extent,))
 
 
 @_emitted
 def prefetch_byte(typing_context: Any, array: Any, offset: Any) -> Any:
-    """Ask for the cache line ``offset`` bytes into an array."""
+    """Prefetch the cache line ``offset`` bytes into an array."""
     signature = types.void(array, offset)
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -133,7 +127,7 @@ def copy_bytes(
 def stream_bytes(
     typing_context: Any, target: Any, to: Any, source: Any, begin: Any, count: Any
 ) -> Any:
-    """As :func:`copy_bytes`, past the caches: what is written is not read from memory first.
+    """As :func:`copy_bytes`, past the caches: memory to write is not read first.
 
     ``count`` and the target's address are multiples of 16. Before another thread is told of it,
     :func:`end_streams`.
@@ -160,7 +154,7 @@ def stream_bytes(
 
 @_emitted
 def end_streams(typing_context: Any) -> Any:
-    """Other threads see what was streamed before, once they see anything written later."""
+    """A fence: other threads see what was streamed before, once they see anything written later."""
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         builder.fence("seq_cst")
@@ -171,10 +165,8 @@ def end_streams(typing_context: Any) -> Any:
 
 @inlined
 def prefetch_row(rows: Any, indices: Any, edge: int, low: int, width: int) -> None:
-    """Ask for columns [low, low + width) of the row that an edge a little later will read.
-
-    Rows that a shard reads lie all over memory; without this the processor waits for each.
-    """
+    """Prefetch columns [low, low + width) of the row that an edge a little later will read. Rows
+    that a shard reads lie all over memory; without this the processor waits for each."""
     if edge + _AHEAD >= len(indices):
         return
     size = rows.itemsize
@@ -218,9 +210,7 @@ def _exp64(x: Any) -> Any:
 
 def _exp32(x: Any) -> Any:
     """2^k e^r with |r| <= ln 2 / 2 and the polynomial of Cephes' expf: one unit in the last place.
-
-    Unlike the library's function it is computed for a vector of numbers at once.
-    """
+    Unlike the library's function it is computed for a vector of numbers at once."""
     low = min(max(x, np.float32(-87.0)), np.float32(88.0))
     whole = _floor(low * np.float32(1.44269504) + np.float32(0.5))
     k = np.int32(whole)
@@ -241,10 +231,8 @@ mix = inlined(splitmix_mix)
 
 @inlined
 def keep_factor(key: int, column: int, seed: int, probability: float, keep: Any) -> Any:
-    """What dropout multiplies an element by: ``keep`` = 1 / (1 - probability), or 0.
-
-    The same numbers as ``sar.kernels.keyed.keyed_uniform``.
-    """
+    """Dropout's factor of an element: ``keep`` = 1 / (1 - probability), or 0. The same numbers as
+    ``sar.kernels.keyed.keyed_uniform``."""
     row = mix(np.uint64(key) * STEP + np.uint64(seed))
     bits = mix(row + (np.uint64(column) + np.uint64(1)) * STEP)
     dropped = np.float64(bits >> np.uint64(11)) * 2.0**-53 < probability
@@ -252,10 +240,8 @@ def keep_factor(key: int, column: int, seed: int, probability: float, keep: Any)
 
 
 def in_parallel(run: Callable[[int, int, int], None], indptr: Tensor) -> None:
-    """``run(part, first, last)`` on ranges of segments with about as many edges each.
-
-    As many parts as torch has threads; the same cut for the same number of threads.
-    """
+    """Call ``run(part, first, last)`` on ranges of segments with about as many edges each, at most
+    as many as torch has threads; the same cut for the same number of threads."""
     parts, num_segments = num_parts(indptr), indptr.shape[0] - 1  # len() goes through Python
     if parts == 1:
         run(0, 0, num_segments)
@@ -267,7 +253,7 @@ def in_parallel(run: Callable[[int, int, int], None], indptr: Tensor) -> None:
 
 
 def rows_in_parallel(run: Callable[[int, int, int], None], rows: int, elements: int) -> None:
-    """``run(part, first, last)`` on ranges of as many rows each, ``elements`` of them in all."""
+    """Call ``run(part, first, last)`` on ranges of as many rows each, ``elements`` in all."""
     parts = max(1, min(torch.get_num_threads(), elements // _ELEMENTS_A_THREAD, rows))
     _run_parts(run, [rows * part // parts for part in range(parts + 1)])
 
@@ -287,7 +273,7 @@ def _run_parts(run: Callable[[int, int, int], None], bounds: list[int]) -> None:
 
 
 def num_parts(indptr: Tensor) -> int:
-    """In how many parts :func:`in_parallel` cuts; few edges are not worth a thread."""
+    """The number of parts that :func:`in_parallel` cuts; few edges are not worth a thread."""
     threads = torch.get_num_threads()
     return threads if threads == 1 else max(1, min(threads, int(indptr[-1]) // _EDGES_A_THREAD))
 
@@ -296,10 +282,8 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def untraced(function: _F, otherwise: Callable[..., Any] | None = None) -> _F:
-    """``function``, which ``torch.compile`` calls as it stands and never looks into.
-
-    Compiled code calls ``otherwise`` in its place, if there is one.
-    """
+    """``function``, which ``torch.compile`` calls as it stands and never looks into; compiled code
+    calls ``otherwise`` in its place, if there is one."""
     apart = lazily_disabled(otherwise or function)
 
     @wraps(function)
@@ -310,5 +294,5 @@ def untraced(function: _F, otherwise: Callable[..., Any] | None = None) -> _F:
 
 
 def wide_dtype(dtype: torch.dtype) -> torch.dtype:
-    """What sums of ``dtype`` are accumulated in across blocks and rounds."""
+    """The dtype that sums of ``dtype`` are accumulated in across blocks and rounds."""
     return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype

@@ -20,7 +20,6 @@ _STEP, _MIX_1, _MIX_2 = (int(one) - 2**64 for one in (STEP, MIX_1, MIX_2))  # as
 
 
 def _shift(x: Tensor, bits: int) -> Tensor:
-    """Logical right shift of int64."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
@@ -31,7 +30,7 @@ def _mix(x: Tensor) -> Tensor:
 
 
 def keyed_uniform(keys: Tensor, width: int, seed: int) -> Tensor:
-    """float64 [n, width] in [0, 1), a function of seed, key and column only.
+    """Uniform numbers in [0, 1), float64 [n, width], a function of seed, key and column only.
 
     Args:
         keys: int [n], what names each row (:class:`sar.partition.features.Keys`).
@@ -59,10 +58,8 @@ def _drop(out: Any, x: Any, keys: Any, seed: Any, limit: Any, scale: Any, zero: 
 def drop(x: Tensor, keys: Tensor, seed: int, probability: float, scale: float) -> Tensor:
     """``x`` times ``scale``, or 0 where ``keyed_uniform(keys, width, seed) < probability``.
 
-    Args:
-        x: floating point [n, width] on the CPU, contiguous.
-        keys: int32 or int64 [n].
-        probability: in [0, 1).
+    ``x`` is floating point [n, width] on the CPU, contiguous, ``keys`` int32 or int64 [n],
+    ``probability`` in [0, 1).
     """
     out = torch.empty_like(x)
     is_wide = x.dtype in (torch.float32, torch.float64)

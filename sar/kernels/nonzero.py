@@ -33,14 +33,8 @@ def can_pack(dtype: torch.dtype) -> bool:
 
 
 def nonzero_bits(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """The bits of each row, and how many of them are set.
-
-    Args:
-        rows: [n, width] contiguous float32 or float64.
-
-    Returns:
-        int32 or int64 [n, words of a row], and int32 [n].
-    """
+    """The bits of each row of ``rows``, contiguous float32 or float64 [n, width], and their number.
+    Returns int32 or int64 [n, words of a row], and int32 [n]."""
     word, size = _WORDS[rows.dtype], 8 * rows.element_size()
     numbers = rows.detach().view(word)
     words = rows.new_empty((len(rows), -(-rows.shape[1] // size)), dtype=word)
@@ -72,11 +66,8 @@ def pack_rows(rows: Tensor, words: Tensor, idx: Tensor | None, out: Tensor) -> N
 
 
 def unpack_rows(words: Tensor, numbers: Tensor, out: Tensor) -> None:
-    """Fill ``out`` [n, width], contiguous, with packed rows and their zeros.
-
-    Args:
-        words: [n, words of a row]. numbers: as many as bits are set, and ``SLACK``.
-    """
+    """Fill ``out`` [n, width], contiguous, with packed rows and their zeros. ``words`` is [n, words
+    of a row]; ``numbers`` are as many as bits are set, and ``SLACK``."""
     run = KERNELS.get(("unpack_rows", out.device.type, out.dtype))
     if run:
         run(words, numbers, out)
@@ -111,7 +102,7 @@ def _places(words: Tensor) -> Tensor:
 
 
 def mask_of(words: Tensor, width: int) -> Tensor:
-    """bool [n, width] of the bits of rows."""
+    """The bits of rows as bool [n, width]."""
     bits = (words.unsqueeze(2) >> _places(words)) & 1
     return bits.view(len(words), -1)[:, :width].bool()
 
@@ -157,14 +148,8 @@ def _unpack(words: Any, numbers: Any, out: Any) -> None:
 
 @implements("rectify", "cpu", *DTYPES)
 def rectify(x: Tensor) -> Tensor:
-    """Make ``x`` max(x, 0); NaN stays.
-
-    Args:
-        x: contiguous, on the CPU, of one of ``DTYPES``.
-
-    Returns:
-        uint8 [numbers / 8, rounded up]: which numbers are not zero now, as :func:`mask` reads it.
-    """
+    """Make ``x``, contiguous and on the CPU, max(x, 0); NaN stays. Returns a bit for each number
+    that is not zero now, uint8 [numbers / 8, rounded up], as :func:`mask` reads it."""
     bits = torch.empty(-(-x.numel() // 8), dtype=torch.uint8)
     _on_blocks(_rectify, x, bits)
     return bits

@@ -1,8 +1,8 @@
 """The passes of batch normalization over rows [n, F]: y = (x - mean) * scale + shift.
 
 Rows of float32 and float64 on the CPU go through compiled loops that compute in float64, others
-through torch in the wide dtype. Sums are float64 everywhere. Either reads rows in
-blocks that fit the cache, so a float64 copy of the rows is never made.
+through torch in the wide dtype. Sums are float64 everywhere. Either reads rows in blocks that fit
+the cache, so a float64 copy of the rows is never made.
 """
 
 from __future__ import annotations
@@ -24,12 +24,7 @@ Moments = tuple[Tensor, Tensor, int]
 
 
 class Norm(NamedTuple):
-    """What is done to each row.
-
-    Attributes:
-        mean, scale, shift: [F] float64.
-        relu: what is negative then becomes 0.
-    """
+    """The map of a row; ``mean``, ``scale``, ``shift`` are [F] float64; ``relu`` comes last."""
 
     mean: Tensor
     scale: Tensor
@@ -80,7 +75,7 @@ def merge(a: Moments, b: Moments) -> Moments:
 
 
 def normalize(x: Tensor, norm: Norm) -> Tensor:
-    """[n, F] y, of the dtype of ``x``."""
+    """y [n, F], of the dtype of ``x``."""
     y = torch.empty_like(x, memory_format=torch.contiguous_format)
     run = _kernel("normalize", x)
     if run:
@@ -100,7 +95,7 @@ def _normalize_compiled(x: Tensor, norm: Norm, y: Tensor) -> None:
 
 
 def gradient_sums(x: Tensor, dy: Tensor, norm: Norm) -> Tensor:
-    """float64 [2, F]: sums over rows of dy and of dy * (x - mean); with relu, dy counts where y is
+    """Sums over rows of dy and of dy * (x - mean), float64 [2, F]; with relu, dy counts where y is
     positive."""
     run = _kernel("gradient_sums", x)
     if run:
@@ -130,12 +125,8 @@ def _gradient_sums_compiled(x: Tensor, dy: Tensor, norm: Norm) -> Tensor:
 def input_gradient(
     x: Tensor, dy: Tensor, norm: Norm, slope: Tensor, offset: Tensor, out: Tensor
 ) -> None:
-    """out = (dy - offset - (x - mean) * slope) * scale.
-
-    Args:
-        slope, offset: [F] float64.
-        out: [n, F], columns side by side; may be ``x``.
-    """
+    """out = (dy - offset - (x - mean) * slope) * scale; ``slope`` and ``offset`` are [F] float64,
+    ``out`` [n, F] has columns side by side and may be ``x``."""
     run = _kernel("input_gradient", x)
     if run:
         run(x, dy, norm, slope, offset, out)
@@ -164,7 +155,7 @@ def _input_gradient_compiled(
 
 
 def _kernel(operation: str, x: Tensor) -> Any:
-    """What to run on ``x``, ``None`` where it is empty or there is nothing."""
+    """The implementation to run on ``x``; ``None`` where it is empty or there is none."""
     return KERNELS.get((operation, x.device.type, x.dtype)) if x.numel() else None
 
 
@@ -249,7 +240,7 @@ def _input_gradient(
 
 
 def _blocks(x: Tensor) -> Iterator[slice]:
-    """Slices of rows of [n, F]; as many as fit the cache."""
+    """Slices of rows of [n, F] that fit the cache."""
     step = max(1, _BLOCK_ELEMENTS // max(1, x.shape[1]))
     for start in range(0, len(x), step):
         yield slice(start, start + step)
@@ -262,7 +253,7 @@ def _normalized(x: Tensor, norm: Norm) -> Tensor:
 
 
 def _incoming(x: Tensor, dy: Tensor, norm: Norm) -> Tensor:
-    """A block of the gradient behind relu, which is computed again."""
+    """A block of dy before relu, whose y is computed again."""
     if not norm.relu:
         return dy
     return dy.masked_fill(_normalized(x, norm).to(x.dtype) <= 0, 0)

@@ -18,8 +18,8 @@ _ONE = np.uint64(1)
 
 @inlined
 def _home(shift: Any, wanted: Any) -> Any:
-    """Where to look first: the highest bits of a product (Knuth 1998, section 6.4); the middle ones
-    are looked for four times as long."""
+    """The slot to look in first: the highest bits of a product (Knuth 1998, section 6.4); with the
+    middle ones a search takes four times as long."""
     return (np.uint64(wanted) * STEP) >> shift
 
 
@@ -61,14 +61,8 @@ def _find(table: Any, shift: Any, ids: Any, local: Any) -> None:
 
 
 class Numbering:
-    """Numbers nodes in the order in which they first come: an open hash table.
-
-    Args:
-        is_wide: whether ids may need 64 bits.
-
-    Attributes:
-        count: how many have come.
-    """
+    """Numbers nodes in the order in which they first come, ``count`` so far: an open hash table.
+    ``is_wide``: ids may need 64 bits."""
 
     def __init__(self, is_wide: bool = True) -> None:
         self.count, self.is_wide = 0, is_wide
@@ -78,20 +72,17 @@ class Numbering:
 
     @property
     def _shift(self) -> np.uint64:
-        """That leaves as many bits of a product as number the table's slots."""
+        """The shift that leaves as many bits of a product as number the table's slots."""
         return np.uint64(65 - len(self._table).bit_length())
 
     def clear(self) -> None:
-        """Forget all, but not how much room they took."""
+        """Forget all ids, and keep the memory."""
         self.count = 0
         self._table.fill(_EMPTY)
 
     def number(self, ids: Tensor, local: Tensor | None = None) -> Tensor:
-        """int64 [m] numbers of int64 ids [m]; those that are new get the next ones.
-
-        Args:
-            local: gets the numbers; it may be ``ids``.
-        """
+        """Numbers of ids, int64 [m] both; new ids get the next ones. ``local`` gets the numbers,
+        and may be ``ids``."""
         local = torch.empty(len(ids), dtype=torch.int64) if local is None else local
         given, out = ids.numpy(), local.numpy()
         for first in range(0, len(ids), _IDS_AT_ONCE):
@@ -102,17 +93,17 @@ class Numbering:
         return local
 
     def find(self, ids: Tensor) -> Tensor:
-        """int64 [m] numbers of int64 ids [m]; -1 for those that have not come."""
+        """Numbers of ids, int64 [m] both; -1 for those that have not come."""
         local = torch.empty(len(ids), dtype=torch.int64)
         _find(self._table, self._shift, ids.numpy(), local.numpy())
         return local
 
     def nodes(self, first: int = 0) -> Tensor:
-        """int64 ids of the numbers from ``first`` on; a view until more are numbered."""
+        """The ids, int64, of the numbers from ``first`` on; a view until more are numbered."""
         return torch.from_numpy(self._nodes[first : self.count])
 
     def _make_room(self, more: int) -> None:
-        """For as many new ids, in a table of which a third stays empty."""
+        """Make room for as many new ids, in a table of which a third stays empty."""
         if self.count + more >= len(self._nodes):
             grown = np.empty(2 * (self.count + more), np.int64)
             grown[: self.count] = self._nodes[: self.count]

@@ -45,8 +45,8 @@ def _bounded(bits: Any, limit: Any) -> Any:
 
 @ordered_kernel
 def _uniform(chosen: Any, degree: int, fanout: int, row: Any, replace: bool) -> int:
-    """Positions among ``degree`` edges; how many. Without replacement Floyd's sets (Bentley and
-    Floyd 1987), in order of the draw."""
+    """Draw positions among ``degree`` edges; returns how many. Without replacement Floyd's sets
+    (Bentley and Floyd 1987), in order of the draw."""
     if degree == 0:
         return 0
     if replace:
@@ -70,7 +70,7 @@ def _uniform(chosen: Any, degree: int, fanout: int, row: Any, replace: bool) -> 
 
 @ordered_kernel
 def _weighted(chosen: Any, best: Any, weights: Any, fanout: int, row: Any) -> int:
-    """Positions without replacement, with chances in proportion to weights: the largest of
+    """Draw positions without replacement, with chances in proportion to weights: the largest of
     log(u) / w (Efraimidis and Spirakis 2006). Edges of weight 0 are never drawn."""
     count = 0
     for j in range(weights.shape[0]):
@@ -91,7 +91,7 @@ def _weighted(chosen: Any, best: Any, weights: Any, fanout: int, row: Any) -> in
 
 @ordered_kernel
 def _weighted_again(chosen: Any, weights: Any, fanout: int, row: Any) -> int:
-    """Positions with replacement, with chances in proportion to weights."""
+    """Draw positions with replacement, with chances in proportion to weights."""
     total = 0.0
     for j in range(weights.shape[0]):
         total += weights[j]
@@ -225,7 +225,7 @@ def draw(
 
 
 def hashed(*words: int) -> int:
-    """64 well mixed bits, a function of some integers and their order."""
+    """Mix some integers, in their order, to 64 bits."""
     with np.errstate(over="ignore"):
         state = np.uint64(0)
         for word in words:
@@ -237,7 +237,7 @@ def hashed(*words: int) -> int:
 def _split(
     ids: Any, bounds: Any, kept: Any, order: Any, rows: Any, counts: Any, owner: Any, cursor: Any
 ) -> None:
-    """Stable: ``order`` lists the ids of owner 0 first; ``rows`` are their numbers there."""
+    """Sort by owner, stable: ``order`` lists the ids of owner 0 first, ``rows`` their numbers."""
     own = bounds.shape[0] - 1
     for i in range(ids.shape[0]):
         p = 0
@@ -260,16 +260,15 @@ def _split(
 def split(
     ids: Tensor, bounds: Tensor, kept: Tensor | None = None
 ) -> tuple[Tensor, Tensor, list[int]]:
-    """Who owns which of the ids.
+    """Group ids by their owners.
 
     Args:
         ids: int64 [m], in ``[bounds[0], bounds[P])``.
         bounds: int64 [P + 1], ascending; owner p has ``[bounds[p], bounds[p + 1])``.
         kept: int64 [m]: where it is not -1, one more owner P has the id, under that number.
 
-    Returns:
-        int32 [m] positions in ``ids``, those of owner 0 first, each owner's ascending; int32 [m]
-        the ids there less the owner's first; how many each owner has.
+    Returns int32 [m] positions in ``ids``, those of owner 0 first, each owner's ascending; int32
+    [m] the ids there less the owner's first; how many each owner has.
     """
     order, rows = (torch.empty(len(ids), dtype=torch.int32) for _ in range(2))
     counts = torch.zeros(len(bounds) - (kept is None), dtype=torch.int64)
@@ -310,11 +309,10 @@ def _place(
 
 
 class Placed(NamedTuple):
-    """What the owners drew for m rows, in the order of the rows.
+    """Edges that the owners drew for m rows, in the order of the rows.
 
-    Attributes:
-        offsets: int64 [m + 1], where the edges of each row begin.
-        neighbor, eid, of: int64 [offsets[m]]: source, id and row of each edge.
+    ``offsets``, int64 [m + 1], says where the edges of each row begin; ``neighbor``, ``eid`` and
+    ``of``, int64 [offsets[m]], are source, id and row of each edge.
     """
 
     offsets: Tensor
@@ -326,7 +324,7 @@ class Placed(NamedTuple):
 def place(
     buffer: Tensor, starts: Tensor, sizes: Tensor, order: Tensor, make: Make = torch.empty
 ) -> Placed:
-    """Put together what :func:`draw` wrote for each owner's rows.
+    """Join the edges that :func:`draw` wrote for each owner's rows.
 
     Args:
         make: gives the memory of the edges, as :func:`torch.empty` does.
@@ -364,11 +362,8 @@ def _copy_rows(
 
 
 def copy_rows(out: Tensor, to: Tensor | None, table: Tensor, rows: Tensor | None) -> None:
-    """out[to] = table[rows], of rows [*, ...] of one dtype and shape, contiguous.
-
-    Args:
-        to, rows: int32 [m]; ``None`` for one of them: the first m.
-    """
+    """out[to] = table[rows], of rows [*, ...] of one dtype and shape, contiguous; ``to`` and
+    ``rows`` are int32 [m], and ``None`` for one of them: the first m."""
     places, origins = (_ALL if one is None else one.numpy() for one in (to, rows))
     count = max(len(places), len(origins))
     if count and out[0].numel():

@@ -1,6 +1,5 @@
 """Products of rows at edges: of two, d_e = s_i <x_j, y_i> at the edges e = (j -> i) of a
-:class:`Csc`, and of three, s_e = sum_d x_ed w_t(e)d y_ed.
-"""
+:class:`Csc`, and of three, s_e = sum_d x_ed w_t(e)d y_ed."""
 
 # Compiled functions have no annotations: numba compiles them for the types they are called with.
 # mypy: allow-untyped-defs
@@ -72,7 +71,7 @@ def _triple_grads(x, w, y, kinds, dout, dx, dw, dy):
 
 @implements("triples", "cpu", torch.float32, torch.float64)
 def triples(x: Tensor, w: Tensor, y: Tensor, kinds: Tensor) -> Tensor:
-    """[e] sums of rows x and y [e, D] and row ``kinds`` [e] of w [T, D]; contiguous, one dtype."""
+    """Sums [e] over rows x, y [e, D] and row ``kinds`` [e] of w [T, D]; contiguous, one dtype."""
     out = x.new_empty(len(x))
     _triples(*map(array, (x, w, y, kinds, out)))
     return out

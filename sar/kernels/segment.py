@@ -69,10 +69,8 @@ class ExtremeReducer:
         self.edge.index_copy_(0, rows, found)
 
     def add_shard(self, csc: Csc, x: Tensor) -> None:
-        """Take the edges of ``csc``, with order: rows [*, width] of ``x`` that they start in.
-
-        ``x`` is contiguous, and there is a kernel ``extremes`` for it.
-        """
+        """Take the edges of ``csc``, with order, out of rows of ``x`` [*, width], contiguous, that there
+        is a kernel ``extremes`` for."""
         ends, extremes = csc.arrays, (array(self.value), array(self.edge))
         rows, sign = array(x), array(x).dtype.type(self.largest * 2 - 1)
         in_parallel(
@@ -81,7 +79,7 @@ class ExtremeReducer:
         )
 
     def result(self) -> Tensor:
-        """[num_rows, width]; 0 where a row has no edge."""
+        """The extremes [num_rows, width]; 0 where a row has no edge."""
         return self.value.masked_fill_(self.edge == _NO_EDGE, 0)
 
     def _scatter(self, values: Tensor, slot: Tensor, num_rows: int) -> Tensor:
@@ -111,13 +109,8 @@ def _add_compiled(found: ExtremeReducer, row: Tensor, position: Tensor, values: 
 
 
 def winners_only(edge: Tensor, grad: Tensor, row: Tensor, position: Tensor) -> Tensor:
-    """[e, width] gradients of a block of edges: those of the rows that they won, else 0.
-
-    Args:
-        edge: of :class:`ExtremeReducer`.
-        grad: [num_rows, width] gradients of its result.
-        row, position: int32 [e].
-    """
+    """Gradients [e, width] of a block of edges: of the numbers that they won, else 0. ``edge`` is
+    that of :class:`ExtremeReducer`, ``grad`` [num_rows, width] the gradient of its result."""
     run = KERNELS.get(("winners_only", grad.device.type, grad.dtype))
     if run and len(row):
         return run(edge, grad, row, position)
@@ -141,12 +134,10 @@ def _winners_compiled(edge: Tensor, grad: Tensor, row: Tensor, position: Tensor)
 
 
 def add_to_winners(target: Tensor, csc: Csc, edge: Tensor, grad: Tensor) -> None:
-    """target[source] += what of ``grad`` the edges of ``csc`` won, see :func:`winners_only`.
+    """target[source] += the numbers of ``grad`` that the edges of ``csc``, with order, won.
 
-    Args:
-        target: [*, width] contiguous, of the rows that the edges start in.
-        csc: with order. edge: of :class:`ExtremeReducer`.
-        grad: [num_rows, width] that there is a kernel ``extremes`` for.
+    ``target`` [*, width] is contiguous, of the rows that the edges start in; there must be a kernel
+    ``extremes`` for ``grad`` [num_rows, width].
     """
     grad = grad if grad.stride(1) == 1 else grad.contiguous()
     rows = flat(grad), np.uint64(grad.stride(0)), array(edge), array(target)
@@ -159,7 +150,7 @@ def add_to_winners(target: Tensor, csc: Csc, edge: Tensor, grad: Tensor) -> None
 
 @inlined
 def _keep(value: Any, edge: Any, i: Any, d: Any, new: Any, p: Any, sign: Any) -> None:
-    """One number of edge p against the extreme so far."""
+    """Compare one number of edge p with the extreme so far."""
     old, winner = value[i, d], edge[i, d]
     better = (sign * new > sign * old) | ((new != new) & (old == old))
     tied = (new == old) | ((new != new) & (old != old))

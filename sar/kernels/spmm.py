@@ -2,8 +2,8 @@
 into rows by their index.
 
 Rows of float32 and float64 on the CPU are summed by a compiled loop, on CUDA by a product with a
-sparse matrix, all others by torch's ``embedding_bag``, block by block.
-Loop and blocks take the edges of a segment in the same order.
+sparse matrix, all others by torch's ``embedding_bag``, block by block. Loop and blocks take the
+edges of a segment in the same order.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _NONE = {dtype: torch.empty(0, dtype=dtype).numpy() for dtype in (torch.float32,
 
 @dataclass(frozen=True)
 class Factors:
-    """What multiplies a message besides 1.
+    """Factors of a message, besides 1.
 
     Attributes:
         edge: [*] per edge, addressed by ``csc.order``; the dtype of the gathered rows.
@@ -142,7 +142,7 @@ def _sum_few(
     low: Any, high: Any, i: Any, indices: Any, order: Any, x: Any, edge: Any, gathered: Any,
     factor: Any, out: Any, add: Any,
 ) -> None:  # fmt: skip
-    """A segment of no, one or two edges, straight into row i: half of those of a remote shard."""
+    """Sum a segment of up to two edges straight into row i: half of those of a remote shard."""
     width, one = np.uint64(x.shape[1]), x.dtype.type(1)
     if high - low == 2:
         prefetch_row(x, indices, low, 0, width)
@@ -170,7 +170,7 @@ def _sum_rows(
     first: Any, last: Any, rows: Any, indptr: Any, indices: Any, order: Any,
     x: Any, edge: Any, gathered: Any, scale: Any, out: Any, sums: Any, add: Any,
 ) -> None:  # fmt: skip
-    """``sums`` [width] keeps a segment's sum, in one pass for four edges."""
+    """Sum segments, four edges a pass; ``sums`` [width] keeps a segment's sum."""
     width, one = np.uint64(x.shape[1]), x.dtype.type(1)
     for segment in range(first, last):
         i = rows[segment] if len(rows) else segment
@@ -217,7 +217,7 @@ def _row_blocks(csc: Csc, x: Tensor) -> Iterator[tuple[int, int]]:
 def _scaled_sum(
     csc: Csc, x: Tensor, factors: Factors, rows: Tensor | None, start: int, stop: int
 ) -> Tensor:
-    """[stop - start, width] sums of segments [start, stop) with the rows' factors, wide dtype."""
+    """Sums [stop - start, width] of segments [start, stop), times the rows' factors, wide dtype."""
     sums = _segment_sum(csc, x, factors, start, stop)
     if sums.dtype != wide_dtype(x.dtype):
         sums = sums.to(wide_dtype(x.dtype))
@@ -229,7 +229,7 @@ def _scaled_sum(
 
 
 def _segment_sum(csc: Csc, x: Tensor, factors: Factors, start: int, stop: int) -> Tensor:
-    """[stop - start, width] sums of segments [start, stop), in the dtype of ``x``."""
+    """Sums [stop - start, width] of segments [start, stop), in the dtype of ``x``."""
     whole = start == 0 and stop == csc.num_segments  # reading bounds costs microseconds
     low, high = (0, csc.num_edges) if whole else (int(csc.indptr[start]), int(csc.indptr[stop]))
     if low == high or x.shape[1] == 0:
@@ -248,7 +248,7 @@ def _segment_sum(csc: Csc, x: Tensor, factors: Factors, start: int, stop: int) -
 
 
 def edge_weights(csc: Csc, factors: Factors, low: int, high: int) -> Tensor | None:
-    """What multiplies the rows of edges [low, high), in the order of ``csc``; ``None`` is 1."""
+    """The factors of the rows of edges [low, high), in the order of ``csc``; ``None`` is 1."""
     weights = None
     if factors.edge is not None:
         span = slice(low, high)
@@ -264,12 +264,12 @@ def edge_weights(csc: Csc, factors: Factors, low: int, high: int) -> Tensor | No
 def sum_by_matrix(
     out: Tensor, csc: Csc, x: Tensor, factors: Factors, rows: Tensor | None, add: bool
 ) -> None:
-    """Add sums to rows ``rows`` of ``out`` (``None``: 0, 1, ..), or write over these.
+    """:func:`_reduce` by a product with a sparse matrix.
 
-    The rows are multiplied by a sparse matrix. On CUDA that is cuSPARSE: a sum over 32 M edges of
-    rows of 128 numbers takes a seventeenth of the time of ``embedding_bag`` in blocks. It runs on
-    the processor as well, where tests compare it. Where the rows are all, and nothing
-    multiplies what is added, no other tensor of rows is made.
+    On CUDA that is cuSPARSE: a sum over 32 M edges of rows of 128 numbers takes a seventeenth of
+    the time of ``embedding_bag`` in blocks. It runs on the processor as well, where tests compare
+    it. Where the rows are all, and nothing multiplies what is added, no other tensor of rows is
+    made.
     """
     if not csc.num_edges or not x.shape[1]:
         _write_sums(out, x.new_zeros(()).expand(csc.num_segments, x.shape[1]), rows, add)
@@ -287,7 +287,7 @@ def sum_by_matrix(
 
 
 def _matrix(csc: Csc, x: Tensor, factors: Factors) -> Tensor:
-    """[segments, rows of x] with each edge's weight; a view of the edges' own arrays."""
+    """The sparse matrix [segments, rows of x] of edge weights; a view of the edges' own arrays."""
     _quiet_beta_warning()
     weights = edge_weights(csc, factors, 0, csc.num_edges)
     if weights is None:
@@ -307,7 +307,7 @@ def _write_sums(out: Tensor, sums: Tensor, rows: Tensor | None, add: bool) -> No
 
 @cache
 def _quiet_beta_warning() -> None:
-    """Torch tells once a process that such matrices are in beta; not to the user of a layer."""
+    """Torch warns once a process that such matrices are in beta: not the user of a layer."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         ends = torch.zeros(2, dtype=torch.int32)

@@ -39,8 +39,7 @@ def gcn(
 ) -> Tensor:  # fmt: skip
     """N A (M x) @ weight + bias, the sum over edges (j -> i); collective, as is its backward.
 
-    Other ranks may compute the same by :func:`sar.ops.aggregate.aggregate` and torch: messages
-    agree.
+    Other ranks may use :func:`sar.ops.aggregate.aggregate` and torch instead: messages agree.
 
     Args:
         x: [num_src, width_in] contiguous owned source rows, float32 or float64.

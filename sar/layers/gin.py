@@ -24,8 +24,7 @@ def gin_sum(
 ) -> Tensor:  # fmt: skip
     """(1 + eps) O x + S A x, the sum or mean over edges (j -> i); collective, as is its backward.
 
-    Other ranks may compute the same by :func:`sar.ops.aggregate.aggregate` and torch: messages
-    agree.
+    Other ranks may use :func:`sar.ops.aggregate.aggregate` and torch instead: messages agree.
 
     Args:
         x: [num_src, width] contiguous owned source rows, float32 or float64; O x, the first num_dst

@@ -35,10 +35,8 @@ def sage_mean_by_columns(
     relation: Relation, x: Tensor, own: Tensor, weight: Tensor, bias: Tensor | None,
     policy: Policy, *, sum_first: bool | None = None, donate: bool = False,
 ) -> Tensor:  # fmt: skip
-    """:func:`sar.layers.sage.sage_mean` in a layer that is recomputed, on all ranks or none.
-
-    Rows travel a few columns at a time. ``x`` asks for a gradient; its rows are the destinations.
-    """
+    """:func:`sar.layers.sage.sage_mean` in a layer that is recomputed, on all ranks or none. Rows
+    travel a few columns at a time. ``x`` asks for a gradient; its rows are the destinations."""
     relation.group.meter.tell("fused, recomputed")
     is_narrow = weight.shape[1] > weight.shape[0] if sum_first is None else not sum_first
     blocks = compute_once(lambda: _Blocks(relation, policy, is_narrow))

@@ -57,9 +57,7 @@ class LayerInputs:
 
     def take(self) -> tuple[tuple, dict[str, Any]]:
         """The arguments, for the forward pass and then each backward pass; dropped with the last.
-
-        Raises ``RuntimeError`` after a backward pass that did not keep the graph.
-        """
+        Raises ``RuntimeError`` after a backward pass that did not keep the graph."""
         if self.first is not None:
             given, self.first = self.first, None
             return given

@@ -86,9 +86,7 @@ class OutEdges:
 
     def shards(self, relation: Relation, num_rounds: int, *, order: bool) -> list[Csc]:
         """One shard a round, by owned row; the other ends index the rows that come in that round.
-
-        Collective when a number of rounds, or ``order`` (positions in :meth:`keys`), is new.
-        """
+        Collective when a number of rounds, or ``order`` (positions in :meth:`keys`), is new."""
         known = self._shards.get(num_rounds)
         if known is None or (order and any(csc.order is None for csc in known)):
             relation.store.forget_by_source()  # these take their place

@@ -116,10 +116,8 @@ def _norm(
 
 
 def merged_moments(x: Tensor, group: Group) -> Moments:
-    """Mean, sum of squared deviations (float64 [F]) and number of the rows of all ranks.
-
-    One all_gather of 2F + 1 numbers; merged in rank order, so every rank gets the same bits.
-    """
+    """Mean, sum of squared deviations (float64 [F]) and number of the rows of all ranks. One
+    all_gather of 2F + 1 numbers; merged in rank order, so every rank gets the same bits."""
     mean, m2, count = moments(x)
     packed = torch.cat([mean, m2, mean.new_tensor([float(count)])])
     width = x.shape[1]

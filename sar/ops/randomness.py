@@ -26,10 +26,8 @@ _turn = threading.RLock()
 
 @contextmanager
 def seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Random numbers of ``device`` come from ``seed`` inside and go on as before outside.
-
-    Nothing inside may wait for another rank.
-    """
+    """Random numbers of ``device`` come from ``seed`` inside and go on as before outside. Nothing
+    inside may wait for another rank."""
     if not is_host(device):
         with torch.random.fork_rng(devices=[device], device_type=device.type):
             torch.manual_seed(seed)

@@ -126,9 +126,7 @@ def spares_memory() -> bool:
 
 def valued(saved: Tensor, compute: Callable[[], Tensor]) -> Tensor:
     """The value of ``compute``, with the gradient of ``saved``, which a function returned instead.
-
-    The function has saved what its backward pass reads, by Note [Saved first].
-    """
+    The function has saved what its backward pass reads, by Note [Saved first]."""
     return _Valued.apply(saved, compute)
 
 

@@ -16,11 +16,8 @@ from sar.ops.saving import first_order
 
 
 def typed_product(a: Tensor, b: Tensor, lengths: Sequence[int]) -> Tensor:
-    """c_e = a_e B_t for the rows e of each type t: [n, D'].
-
-    ``a`` [n, D] has rows of a type after each other, types ascending, ``lengths`` of each; ``b``
-    [T, D, D'] a matrix for each type.
-    """
+    """c_e = a_e B_t for the rows e of each type t: [n, D']. ``a`` [n, D] has rows of a type after
+    each other, types ascending, ``lengths`` of each; ``b`` [T, D, D'] a matrix for each type."""
     return _TypedProduct.apply(a, b, lengths)
 
 
@@ -74,11 +71,8 @@ class _TypedProduct(Function):
 
 
 def triple_product(x: Tensor, w: Tensor, y: Tensor, kinds: Tensor) -> Tensor:
-    """s_e = sum_d x_ed w_t(e)d y_ed: [e].
-
-    ``x, y`` [e, D] are rows of both ends, ``w`` [T, D] has a row for each type, ``kinds`` int64 [e]
-    are the types t, from 0 to T - 1.
-    """
+    """s_e = sum_d x_ed w_t(e)d y_ed: [e]. ``x, y`` [e, D] are rows of both ends, ``w`` [T, D] has a
+    row for each type, ``kinds`` int64 [e] are the types t, from 0 to T - 1."""
     # Torch functions, so that parameters are seen and replaced: Note [Captured tensors].
     rows = [tensor.contiguous() for tensor in (x, w, y)]
     if _fits(rows, kinds):

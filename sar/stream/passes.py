@@ -290,10 +290,8 @@ class GradientReturn:
         self._flights: deque[Flight] = deque()
 
     def buffer(self, step: Round) -> Tensor:
-        """Uninitialised [step.num_recv, width]; fill every row, then :meth:`send` it.
-
-        When the window is full, first adds the oldest round home.
-        """
+        """Uninitialised [step.num_recv, width]; fill every row, then :meth:`send` it. When the
+        window is full, first adds the oldest round home."""
         while len(self._flights) >= self._window:
             self._add_home()
         return self._messages.rows(step)
