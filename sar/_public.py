@@ -1,4 +1,4 @@
-"""What ``sar`` offers, imported when the first of these names is asked for."""
+"""The public names of ``sar``, imported when the first of them is asked for."""
 # ruff: noqa: F401
 
 from sar import comm

@@ -100,7 +100,7 @@ def tensor(
 
 
 def indices(values: torch.Tensor, name: str, what: str, count: int) -> torch.Tensor:
-    """Integers from 0 to ``count`` - 1: places among so many, which the message calls ``what``."""
+    """Integers from 0 to ``count`` - 1, which the message calls ``what``."""
     if len(values) and not 0 <= int(values.min()) <= int(values.max()) < count:
         raise ValueError(
             f"{name}: got {what} from {int(values.min())} to {int(values.max())}, "

@@ -1,7 +1,4 @@
-"""Files that are whole or not there at all, and what killed processes left of theirs.
-
-:class:`OutFiles` writes many files in turn, more of them than may be open at once.
-"""
+"""Writes files whole or not at all, locks folders, and removes what killed processes left."""
 
 from __future__ import annotations
 
@@ -35,10 +32,9 @@ _HERE, _EXCHANGE = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
 def write_whole(path: Path, write: Callable[[BinaryIO], object], *, durable: bool = False) -> None:
     """Call ``write`` on a new file that takes ``path``'s place when it is complete.
 
-    A process that is killed at any moment leaves the old file or the new one, never a part. The
-    folder is made where there is none. A ``durable`` file is on the disk when this returns, and
-    survives a power cut. Raises ``OSError`` naming ``path`` and the reason, for a full disk in
-    whatever form.
+    A process killed at any moment leaves the old file or the new one, never a part. Makes the
+    folder. A ``durable`` file survives a power cut once this has returned. Raises ``OSError``
+    naming ``path`` and the reason, for a full disk in whatever form it came.
     """
     with naming(path), staged(path, write, durable) as partial:
         os.replace(partial, path)
@@ -54,7 +50,7 @@ def write_whole(path: Path, write: Callable[[BinaryIO], object], *, durable: boo
 def staged(
     path: Path, write: Callable[[BinaryIO], object], durable: bool = False
 ) -> Iterator[Path]:
-    """The complete file under its temporary name; removed at the end if it is still there."""
+    """Yield the complete file under its temporary name, removed at the end if it is left."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
@@ -155,9 +151,8 @@ def _remove(folder: Path) -> None:
 
 
 def remove_left_over(folder: Path, names: Iterable[str] = ()) -> None:
-    """Remove what killed processes of this user left in ``folder``: folders of
-    :func:`scratch_folder`, and partial files of ``names`` (patterns as of the shell), that nobody
-    has locked."""
+    """Remove what killed processes of this user left in ``folder``, as nobody has it locked:
+    scratch folders, and partial files of ``names`` (patterns as of the shell)."""
     partial = [name + PARTIAL for name in names]
     with suppress(OSError):  # no such folder, or not ours to read: then nothing of ours is there
         for entry in list(os.scandir(folder)):
@@ -172,7 +167,7 @@ def remove_left_over(folder: Path, names: Iterable[str] = ()) -> None:
 
 
 def _is_bare(entry: os.DirEntry[str]) -> bool:
-    """Whether its maker was killed before it was locked, or while its lock was removed."""
+    """Whether a scratch folder's maker was killed before it was locked, or in unlocking it."""
     is_named = re.fullmatch(SCRATCH + "[a-z0-9_]{8}", entry.name)
     is_own = entry.stat(follow_symlinks=False).st_uid == os.geteuid()
     return is_named is not None and is_own and not os.listdir(entry.path)
@@ -194,7 +189,7 @@ def locked_folder(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def parents_of(path: Path) -> Iterator[None]:
-    """The folders above ``path`` are there; after an error those that were made here are gone."""
+    """Make the folders above ``path``; after an error those that were made here are gone."""
     made = [folder for folder in path.parents if not folder.exists()]
     try:
         with naming(path.parent):
@@ -208,8 +203,8 @@ def parents_of(path: Path) -> Iterator[None]:
 
 
 def exchange(one: Path, other: Path) -> None:
-    """Two folders of one file system take each other's names, at once where the system can; else
-    ``other`` is ``<other>.old`` for a moment, and stays so if the process is killed in it. Raises
+    """Swap the names of two folders of one file system, at once where the system can; else
+    ``other`` is ``<other>.old`` for a moment, and stays so if the process is killed then. Raises
     ``OSError``."""
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     names = [os.fsencode(path.absolute()) for path in (one, other)]
@@ -273,8 +268,8 @@ def _left(lock: Path) -> Iterator[bool]:
 
 
 class OutFiles:
-    """New files below ``folder``, by relative name; errors name them in ``shown``, where they will
-    be.
+    """New files below ``folder``, by relative name; errors name them in ``shown``, their later
+    folder.
 
     As many as half of the system's limit stay open; each of the others is opened for every write.
     Raises ``OSError`` that names the file, for a full disk among others.
@@ -299,14 +294,14 @@ class OutFiles:
 
     @contextmanager
     def placed(self, name: str) -> Iterator[Path]:
-        """A path where somebody else writes a file; its folder is there, and errors name it."""
+        """A path for somebody else to write a file; its folder is there, and errors name it."""
         with naming(self._shown / name):
             path = self._folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
             yield path
 
     def write(self, name: str, at: int, data: Any) -> None:
-        """All bytes of a contiguous buffer, from a position on."""
+        """Write all bytes of a contiguous buffer, from position ``at`` on."""
         with naming(self._shown / name), self._open(name) as number:
             left = _buffer(data)
             while left:
@@ -314,7 +309,7 @@ class OutFiles:
                 at, left = at + done, left[done:]
 
     def read(self, name: str, at: int, out: Any) -> None:
-        """Fill a contiguous array with what was written at a position."""
+        """Fill a contiguous array with what was written at position ``at``."""
         with naming(self._shown / name), self._open(name) as number:
             left = _buffer(out)
             while left:

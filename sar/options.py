@@ -140,14 +140,14 @@ class Option:
     Attributes:
         name: with underscores; also of the attribute of what was read.
         help: what it is, without its choices and its default.
-        kind: of its values. metavar: in place of the kind's. default: where nobody says.
-        field: of the dataclass that declares it; its name is ``no_FIELD`` where that is true by
+        kind: of its values. metavar: in place of the kind's. default: when it is not given.
+        field: of the dataclass that declares it; ``name`` is ``no_FIELD`` where that is true by
             default.
         many: several words (``"+"``, ``"*"``), one each time that the option is given (``"each"``),
             or a word or none (``"?"``).
-        place: it is a word that is known by its place. required: it has to be given.
+        place: it is positional. required: it has to be given.
         alias: another name. expert: ``--help`` leaves it out.
-        needs: the flag without which it is not used: unless given, ``None`` is read.
+        needs: the flag without which it is not used: when it is not given, ``None`` is read.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""What a training run is asked to do: frozen dataclasses, passed down and stored in checkpoints."""
+"""Options of a training run: frozen dataclasses, passed down and stored in checkpoints."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class ModelOptions:
 
     @property
     def unused(self) -> set[str]:
-        """The options that say nothing of this model."""
+        """Options that do not count for this model."""
         if self.is_own:
             return {"layers", "hidden", "dropout", "batch_norm", "heads"}
         return {"args", "call", "front_end"} | ({"heads"} if self.model != "gat" else set())

@@ -1,4 +1,4 @@
-"""The words that options take, known to the command line before anything is imported."""
+"""Words that options take, which the command line knows before anything is imported."""
 
 from __future__ import annotations
 

@@ -265,7 +265,6 @@ def _integers_of(path: str, count: int | None = None) -> MappedColumn:
 
 
 def _integers(value: Any, where: str, count: int | None = None) -> MappedColumn:
-    """``value``, checked to be one column of integers, of ``count`` rows if given."""
     is_column = isinstance(value, MappedColumn) and len(value.shape) == 1
     is_good = is_column and not (value.dtype.is_floating_point or value.dtype.is_complex)
     check(is_good, f"{where}: got {value!r:.80}, expected integers in one column")

@@ -74,14 +74,16 @@ class PartitionData:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
     def num_nodes(self, ntype: str) -> int:
+        """Inner nodes of a type."""
         return self.book.part_nodes(ntype, self.part_id)
 
     def num_edges(self, etype: str | tuple[str, ...]) -> int:
+        """Inner edges of a type."""
         return self.book.part_edges(etype, self.part_id)
 
     @cached_property
     def keys(self) -> Keys:
-        """What names nodes and edges in random numbers, however the graph is cut."""
+        """Keys of nodes and edges for random numbers, the same however the graph is cut."""
         return Keys(self)
 
     # The names below are those of the original SAR's PartitionData.

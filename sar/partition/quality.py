@@ -165,7 +165,6 @@ def measure(
 
 
 def _narrow(parts: np.ndarray, num_nodes: int, num_parts: int) -> np.ndarray:
-    """The parts, checked, in the smallest dtype that holds them."""
     if num_parts < 1:
         raise ValueError(f"num_parts is {num_parts}, expected 1 or more")
     if parts.shape != (num_nodes,) or parts.dtype.kind not in "iu":

@@ -164,7 +164,6 @@ def _place(order, values, moving, parts, room):
 
 @compiled
 def _remote(hot, parts):
-    """How many draws are of nodes that other parts own."""
     total = 0.0
     for n in range(len(parts)):
         for p in range(hot.shape[1]):

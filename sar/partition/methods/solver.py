@@ -73,6 +73,7 @@ class Metis(Method):
     balances = frozenset({"edges"})
 
     def assign(self, graph: GraphArrays, options: CutOptions) -> np.ndarray:
+        """Raises MissingDependencyError without dgl, PartitionError when METIS gives up."""
         balance, nodes = options.balance, graph.total_nodes
         if balance is None:
             balance = self.balances if len(graph.num_nodes) == 1 else frozenset()

@@ -158,6 +158,7 @@ def _as_vector(column: Tensor) -> Tensor:
 
 @contextlib.contextmanager
 def explained(name: str, folder: str) -> Iterator[None]:
+    """Inside, a loader's failed or refused download becomes one SarError."""
     try:
         yield
     except NotPlainError as error:

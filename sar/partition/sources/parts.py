@@ -127,7 +127,6 @@ class _Rows:
         return count == self.total and _all(seen)
 
     def ids(self, store: FeatureStore, part: int) -> np.ndarray:
-        """int [n] ids of a part's rows. Raises ``PartitionError``."""
         if not self._by_original:
             return np.arange(self._bounds[part], self._bounds[part + 1])
         ids = store[self._number].numpy()
