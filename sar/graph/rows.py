@@ -70,7 +70,6 @@ class KeyedRows:
         self._differ, self._alike = agreed[0].tolist(), agreed[1].tolist()
 
     def are_of(self, stores: Sequence[Structure]) -> bool:
-        """Whether these are the rows of ``stores``."""
         return [id(ref()) for ref in self._stores] == [id(store) for store in stores]
 
     def keys(self, x: Tensor, kinds: Collection[Kind] | None = None) -> Tensor:

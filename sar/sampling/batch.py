@@ -57,8 +57,6 @@ class SampledBatch(NamedTuple):
 
 @dataclass(frozen=True)
 class Types:
-    """The node types and relations of a graph, as its partition book names them."""
-
     ntypes: list[str]
     canonical_etypes: list[EType]
 

@@ -59,7 +59,6 @@ class Servers:
                 return
 
     def _ask(self, command: Command, value: Any = None) -> Any:
-        """Ask this trainer's server, and return the answer; collective."""
         with self._lock:
             if not self._is_over.is_set():
                 return self._channel.ask(command, value, self._limit)

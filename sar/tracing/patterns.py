@@ -83,7 +83,7 @@ def _match(output: Node, relation: Relation) -> _Found | None:
 
 
 def _fits(parts: dict[str, Any], value: Tensor, relation: Relation) -> bool:
-    """Whether there are kernels for the one dtype and device of all parts, and rows and columns."""
+    """Whether one dtype and device of all parts has kernels, and there are rows and columns."""
     tensors = [parts[name] for name in ("value", "key", "query", "weight") if name in parts]
     if "factor" in parts:  # their product has the dtype of the queries
         if torch.result_type(parts["query"], parts["factor"].view(())) != value.dtype:
@@ -222,7 +222,7 @@ def _shaped(tensors: Any, row: tuple[int, ...] | None) -> bool:
 
 
 def _operands(node: Any, name: str) -> list[Any] | None:
-    """The operands of the function ``name`` of two."""
+    """The two operands of a call of the function ``name``; ``None`` for other nodes."""
     return arguments_of(node, name, "input", "other")
 
 

@@ -31,8 +31,7 @@ from sar.tracing.nodes import (
 class Program:
     """The nodes that some outputs need, in an order in which they can be evaluated.
 
-    ``streamed`` is a softmax whose weights come from whoever runs the program, who sees the scores;
-    it needs no normalizer.
+    ``streamed``: a softmax without normalizer, whose weights come from the caller that sees scores.
     """
 
     def __init__(self, outputs: list[Node], streamed: Softmax | None = None) -> None:
@@ -48,7 +47,7 @@ class Program:
         return Inputs(src, dst, edge)
 
     def messages(self, weighting: Weighting | None = None) -> Messages:
-        """The function of messages; ``weighting``: how they depend on the streamed softmax."""
+        """The message function that runs the program; ``weighting``: by the streamed softmax."""
         udfs = [node for node in self.order if isinstance(node, Udf)]
         captures = {id(t): t for udf in udfs for t in udf.captures}
         hidden = {id(t): t for udf in udfs for t in udf.hidden}

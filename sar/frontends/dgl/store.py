@@ -117,7 +117,6 @@ def with_edges(
     edge_ids: Callable[[], Tensor],
     columns: Mapping[str, Tensor],
 ) -> GraphStore:
-    """A copy in which one relation has other edges."""
     copy = with_relation(copy_frames(store), etype, relation, edge_ids)
     frame = _edge_frame(copy, etype, edge_ids)
     for name, column in columns.items():

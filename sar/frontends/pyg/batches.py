@@ -53,7 +53,6 @@ def pyg_data(drawn: Drawn) -> Any:
 
 
 def _put_links(data: Any, links: Links, etype: Any, is_one: bool) -> None:
-    """Put the seed edges where PyG has them."""
     if links.negative is None:
         seeds = data if is_one else data[etype]
         seeds.edge_label_index = torch.stack([links.src, links.dst])
