@@ -14,7 +14,6 @@ class MailBlock:
     """A few destinations with all their edges, edges of one destination next to each other.
 
     Attributes:
-        number: names the block in both passes.
         dst: int64 [n] destination rows.
         segment: int64 [e] which of the n destinations each edge ends in.
         src: int32 [e] rows of the table: owned source rows, then the halo.

@@ -42,7 +42,6 @@ class Outgoing:
 
     Args:
         edges: a segment for each row sent, by peer; of each peer, rows as they are come first.
-        num_rows: owned source rows.
         keep: keep the edges by source, too, once backward has asked for them.
     """
 

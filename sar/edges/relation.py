@@ -205,13 +205,10 @@ class Relation(Deriving):
     """Edges of one canonical edge type, grouped by the partition that owns their source.
 
     Args:
-        plan: the halo plan of the source rows.
         num_src, num_dst: rows this rank owns on either side.
         src, dst, eid, offsets: as in :class:`EdgeArrays`; not kept, see :class:`ShardStore`.
-        make_keys: makes ``keys``.
 
     Attributes:
-        num_edges_global: edges of all ranks.
         in_degrees: int64 [num_dst] edges that end in each owned row; all of them are local.
         out_degrees: int64 [num_src] edges on all ranks that start in each owned row.
         known: what was derived so far, see :meth:`derived`.

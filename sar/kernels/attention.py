@@ -123,7 +123,7 @@ class Incoming:
 
 
 def deltas(dout: Tensor, out: Tensor, heads: int, bias: Tensor | None = None) -> Tensor:
-    """delta_i = <do_i, o_i> per head, [n, H], of contiguous rows [n, H * D]; ``out`` is o + ``bias``."""
+    """delta_i = <do_i, o_i> per head, [n, H], of contiguous rows [n, H * D], out = o + ``bias``."""
     delta = _dots_of_heads(dout, out, heads)
     if bias is not None:
         delta -= head_sums(dout.view(len(dout), heads, bias.numel() // heads), bias)

@@ -2,9 +2,8 @@
 
 Edges are ``indices`` cut by ``indptr`` into segments, of which each call takes [first, last).
 Numbers are indexed as ``rows[row, column]`` with unsigned columns: so the compiler sees that they
-are not negative and uses vector units. numba keeps the machine code on disk and notices a changed
-file, but not a change of what the file imports: after editing :mod:`sar.kernels.jit`, remove
-``sar/kernels/__pycache__``.
+are not negative and uses vector units. After editing :mod:`sar.kernels.jit`, remove
+``sar/kernels/__pycache__``: numba does not notice it.
 """
 
 # Compiled functions have no annotations: numba compiles them for the types they are called with.

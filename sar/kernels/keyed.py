@@ -56,11 +56,8 @@ def _drop(out: Any, x: Any, keys: Any, seed: Any, limit: Any, scale: Any, zero: 
 
 @implements("drop", "cpu", torch.float32, torch.float64, torch.bfloat16, torch.float16)
 def drop(x: Tensor, keys: Tensor, seed: int, probability: float, scale: float) -> Tensor:
-    """``x`` times ``scale``, or 0 where ``keyed_uniform(keys, width, seed) < probability``.
-
-    ``x`` is floating point [n, width] on the CPU, contiguous, ``keys`` int32 or int64 [n],
-    ``probability`` in [0, 1).
-    """
+    """``x`` times ``scale``, or 0 where ``keyed_uniform(keys, width, seed) < probability``. ``x``
+    is [n, width] on the CPU, contiguous, ``keys`` int32 or int64 [n], and probability < 1."""
     out = torch.empty_like(x)
     is_wide = x.dtype in (torch.float32, torch.float64)
     # u = (bits >> 11) / 2**53 < p is bits < ceil(2**53 p) << 11, without rounding

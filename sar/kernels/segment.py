@@ -69,8 +69,8 @@ class ExtremeReducer:
         self.edge.index_copy_(0, rows, found)
 
     def add_shard(self, csc: Csc, x: Tensor) -> None:
-        """Take the edges of ``csc``, with order, out of rows of ``x`` [*, width], contiguous, that there
-        is a kernel ``extremes`` for."""
+        """Take the edges of ``csc``, with order, out of rows of ``x``: contiguous [*, width], that
+        there is a kernel ``extremes`` for."""
         ends, extremes = csc.arrays, (array(self.value), array(self.edge))
         rows, sign = array(x), array(x).dtype.type(self.largest * 2 - 1)
         in_parallel(

@@ -42,7 +42,6 @@ def gat(
             destinations. float32, float64 or bfloat16, as all that follows.
         weight, fc_bias: W [H * D, F] and c [H * D], or no c.
         attn_src, attn_dst, bias: H * D numbers each, of any shape; or no bias b.
-        slope: of lrelu.
         dropout: (seed, probability) of the weights a; ``None`` for none.
         input_travels: the answer of :func:`sar.layers.attending.input_travels`.
         donate: the gradient of ``x`` may take its memory, where it is no leaf and no view. That of

@@ -24,10 +24,9 @@ def sage_mean(
 ) -> Tensor:  # fmt: skip
     """O x @ own^T + bias + mean @ weight^T: mean_i is that of the rows x_j over edges (j -> i).
 
-    Collective, as is its backward. Other ranks may compute the same by
-    :func:`sar.ops.aggregate.aggregate` and torch: messages agree. Own rows are multiplied while
-    rows for the mean travel; backward sends the gradients of rows home first, and computes the
-    others meanwhile.
+    Collective, as is its backward. Other ranks may use :func:`sar.ops.aggregate.aggregate` and
+    torch instead: messages agree. Own rows are multiplied while rows for the mean travel; backward
+    sends the gradients of rows home first, and computes the others meanwhile.
 
     Args:
         x: [num_src, width_in] contiguous owned source rows; O x, the first num_dst of them, are the

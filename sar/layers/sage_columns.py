@@ -1,7 +1,7 @@
 """GraphSAGE's layer of means, recomputed: a few columns of the means at a time.
 
-Recomputed, it would take five tensors of the size of a layer's rows with its
-gradients: x, z, the mean and both parts of dx. But z is a sum over blocks c of the columns of x,
+Whole, it would take five tensors of the size of a layer's rows with its gradients: x, z, the mean
+and both parts of dx. But z is a sum over blocks c of the columns of x,
 
     z = x W_own^T + b + sum over c of (S A x_c) W_c^T,
 

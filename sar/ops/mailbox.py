@@ -62,11 +62,9 @@ def run_mailbox(
             ``capturing`` finds what both functions capture.
         columns: [num_dst, ...] each.
         like: the results on no rows.
-        name: of the function, for warnings.
 
-    Returns [num_dst, ...] per result; 0 for destinations without edges. Raises the error of a
-    function on any rank, on every rank; ``ValueError`` when ranks differ in the number of source
-    columns.
+    Returns [num_dst, ...] per result; 0 for destinations without edges. Raises on every rank the
+    error of a function on any, and ``ValueError`` where ranks differ in numbers of source columns.
     """
     edges = MessagePass.of(relation, messages, "mailbox", policy, inputs)
     boxes = Inputs(list(mail), list(columns), [])
@@ -172,7 +170,7 @@ def _warn_once(key: tuple[str, str, int], text: str) -> None:
 
 @dataclass(frozen=True)
 class MailboxPass:
-    """What is computed: messages on edges, and a function of all messages of a destination.
+    """One pass of a mailbox: messages on edges, and a function of all messages of a destination.
 
     Attributes:
         messages: source, destination and edge rows -> mailbox columns [e, ...].

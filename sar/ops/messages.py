@@ -36,13 +36,10 @@ def run_messages(
 ) -> list[Tensor]:
     """Compute messages on every local edge and reduce them; collective.
 
-    Args:
-        reduce: ``"sum"``, ``"max"`` or ``"min"`` per destination, or ``"edges"``: keep them.
-        like: the function's outputs on no or some edges: trailing shapes and dtypes.
-
-    Returns:
-        One tensor per output: [num_dst, ...], or [num_edges, ...] for ``reduce="edges"``. Rows
-        that no edge reaches are 0.
+    ``reduce`` is ``"sum"``, ``"max"`` or ``"min"`` per destination, or ``"edges"``: keep them.
+    ``like`` are the function's outputs on no or some edges: trailing shapes and dtypes. Returns one
+    tensor per output: [num_dst, ...], or [num_edges, ...] for ``reduce="edges"``; rows that no edge
+    reaches are 0.
 
     Raises ``NotSupportedError`` for an unknown reduction, ``TypeError`` for messages to reduce that
     are not floating point, and ``ValueError`` on every rank where an input requires a gradient on
@@ -121,9 +118,8 @@ def _run_reversed(
 def push_sum(
     relation: Relation, messages: Messages, policy: Policy, inputs: Inputs, like: Tensor
 ) -> Tensor:
-    """Sum of the messages of all edges out of each owned source row, [num_src, ...]; collective. 0
-    where there are none. ``like`` is the message on some edges: trailing shape and floating point
-    dtype."""
+    """Sum of messages of all edges out of each owned source row, [num_src, ...] or 0; collective.
+    ``like`` is the message on some edges: trailing shape and floating point dtype."""
     spec, tensors = _spec(relation, messages, policy, inputs, like)
     recorded = messages.capturing.record(messages.captures)
     with torch.no_grad():

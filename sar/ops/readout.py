@@ -138,7 +138,6 @@ def mean_of_rows(
     Args:
         error: this rank's reason to give up, raised on every rank.
         divisor: this rank's share of what the sum is divided by; the number of elements without it.
-        what: the call, for the message.
 
     Raises ``ValueError`` on every rank when no rank has an element, or divisors add up to 0.
     """

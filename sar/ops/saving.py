@@ -1,4 +1,4 @@
-"""What an operation can ask about the pass it is in: are saved tensors kept, moved or recomputed?
+"""Questions of an operation about its pass: are saved tensors kept, moved or recomputed?
 
 A layer that is recomputed runs its forward pass again in backward. Results that are small, or
 come from other ranks, are noted the first time and taken from the notes then: they neither travel

@@ -180,7 +180,6 @@ class KeptSums(Sums):
     2.41. See Note [Constant rows].
 
     Args:
-        sums: compute what is not kept.
         what: names what is computed of the rows.
         learns: the rows are those of a model's input, not hidden ones in an evaluation.
     """

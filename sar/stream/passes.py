@@ -43,7 +43,6 @@ class Step:
     """A shard and the rows that its sources index.
 
     Attributes:
-        number: of the step in its pass.
         round: ``None`` for the own shard.
         rows: tensor of the owned rows, or [round.num_recv, width] of the round; overwritten when
             the next step is taken. ``None`` where no rows travel.
@@ -172,7 +171,6 @@ def fetch(
             side by side as one row of the sum of their widths.
         rounds: the plan's rounds; every rank passes as many.
         keep: yield buffers that stay valid after the step.
-        window: rounds in flight.
         ahead: post the next round before the rows of one are used, not after: compared to a second
             one in the window it takes a buffer less, and waits for the slower rank.
 
