@@ -82,8 +82,7 @@ class _Entry:
 
 @dataclass
 class Use:
-    """One call for constant rows; ``kept`` is an earlier call's result, to be used now on all
-    ranks."""
+    """One call for constant rows; ``kept`` is an earlier call's result, used on all ranks."""
 
     group: Group
     entry: _Entry | None

@@ -29,7 +29,7 @@ def _edge_dots(first, last, rows, indptr, indices, order, x, y, scale, out):
             out[order[e]] = factor * total
 
 
-# Whoever has rows of bfloat16 widens them before.
+# Callers widen rows of bfloat16 before.
 @implements("edge_dots", "cpu", torch.float32, torch.float64, torch.bfloat16)
 def edge_dots(out: Tensor, csc: Csc, x: Tensor, y: Tensor, scale: Tensor | None = None) -> None:
     """Write the products of one shard's edges at their positions.

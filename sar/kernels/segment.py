@@ -54,7 +54,7 @@ class ExtremeReducer:
             return
         rows, segment = torch.unique(row.long(), return_inverse=True)
         width, which = values.shape[1], torch.arange(len(rows), device=rows.device)
-        # What was found before competes as one more edge of each row.
+        # The extreme so far competes as one more edge of each row.
         values = torch.cat([values, self.value.index_select(0, rows)])
         edges = torch.cat(
             [position.unsqueeze(1).expand(-1, width), self.edge.index_select(0, rows)]

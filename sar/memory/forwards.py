@@ -52,7 +52,7 @@ class LayerInputs:
         self.tensors = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
         self.others = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         start = torch.empty(0, requires_grad=True)
-        # In torch 2.11 what a node saves goes with the node's result.
+        # In torch 2.11 saved tensors are freed with the result of their node.
         self.saved: Any = _Saved.apply(start, *(leaves[i] for i in self.tensors))
 
     def take(self) -> tuple[tuple, dict[str, Any]]:

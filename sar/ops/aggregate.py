@@ -118,7 +118,7 @@ def aggregate(
         weight: [num_edges] per local edge; same dtype as ``x``. For a gradient both are float32,
             float64 or bfloat16 on the CPU.
     """
-    # What follows is no business of modes, which would slow it; it keeps kinds of tensors, though.
+    # Modes would slow this and have no business here; tensors of other types keep them, though.
     plain = type(x) in (Tensor, Parameter)
     with without_modes() if plain else nullcontext():
         trained = x.requires_grad or (weight is not None and weight.requires_grad)

@@ -177,8 +177,7 @@ class BackwardAtSources:
     def _shard(
         self, csr: Csc, incoming: Incoming, mask: Mask | None, dquery: Tensor, *, adds: bool
     ) -> Tensor:
-        """Write a shard's gradients of values and keys, or add them; ``dquery`` gets the
-        queries'."""
+        """Write, or add, a shard's gradients of values and keys; ``dquery`` gets that of q."""
         parts = dquery.new_zeros((torch.get_num_threads(), *dquery.shape))
         own = self.key, self.value, incoming, self.dkey, self.dvalue, parts
         attend_grad_additive(csr, self.spec.scores, *own, mask, adds)

@@ -125,8 +125,8 @@ class Sources:
         self.num_rounds = spec.relation.plan.num_rounds(spec.policy, row_bytes)
 
     def steps(self, window: int, ahead: bool = False, learns: bool = False) -> Iterator[Step]:
-        """Step through the owned rows, then those of each round; overwritten when the next is
-        taken. With ``learns``, in a forward pass, rows are kept where the policy says so."""
+        """The owned rows, then those of each round; overwritten when the next is taken. With
+        ``learns``, in a forward pass, rows are kept where the policy says so."""
         rounds = self.spec.relation.plan.rounds(self.num_rounds)
         keeps = learns and not self.kept and not self.spec.policy.rematerialize
         if self.kept:
@@ -156,7 +156,7 @@ class Sources:
         home.settle()  # meanwhile the next rows travel, which may take the memory afterwards
 
     def with_shares(self, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        """Gradients of what made the rows, with what halo rows add on this rank: here, nothing."""
+        """Gradients of the tensors that made the rows, plus shares of halo rows: here, none."""
         return grads
 
 

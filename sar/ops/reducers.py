@@ -203,8 +203,7 @@ class SoftmaxSum(SumReducer):
         self._writes: Writes | None = None
 
     def weigher(self, row: Tensor) -> Weigh:
-        """The function that weighs scores [e, ...] of a block with destinations ``row``, in
-        forward."""
+        """Forward's function of the scores [e, ...] of a block with destinations ``row``."""
         return partial(self._weigh, row)
 
     def _weigh(self, row: Tensor, scores: Tensor) -> Tensor:

@@ -118,8 +118,7 @@ class HaloPlan:
             self.gather(peer, rows, 0, part)
 
     def scatter_round(self, step: Round, home: Tensor, grads: Tensor, combine: Combine) -> None:
-        """``combine`` gradients that the targets of a round sent into ``home`` [num_rows,
-        width]."""
+        """``combine`` the gradients ``grads`` that targets sent into ``home`` [num_rows, width]."""
         parts = grads.split(list(step.send_rows))
         for peer, part in zip(step.targets, parts, strict=True):
             combine(home, self.rows_for(peer), part.to(home.dtype))
