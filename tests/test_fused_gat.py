@@ -24,7 +24,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.checkpoint import checkpoint
 
 import sar
-from sar.comm.meter import Meter
+from sar.comm.meter import Meter, Told
 from sar.graph.layer_blocks import plan_blocks
 from sar.layers import attending
 
@@ -43,18 +43,22 @@ def make(kind: str = "gat", features: int = FEATURES, **options: Any) -> nn.Modu
 
 
 @pytest.fixture
-def fused(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def fused(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What computed each layer of the table."""
-    seen: list[str] = []
-    tell = Meter.tell
 
-    def noted(self: Meter, what: str, reason: str | None = None) -> None:
-        if what in ("fused", "plain"):
-            seen.append(what)
-        tell(self, what, reason)
+    class Ways(list[Any]):
+        def append(self, way: tuple[str, str, str | None]) -> None:
+            if way[1] in ("fused", "plain"):
+                super().append(way[1])
 
-    monkeypatch.setattr(Meter, "tell", noted)
-    return seen
+    told, begin = Told(ways=Ways()), Meter.__post_init__
+
+    def listening(self: Meter) -> None:
+        begin(self)
+        self.told = told
+
+    monkeypatch.setattr(Meter, "__post_init__", listening)
+    return told.ways
 
 
 def whole(make_model: Make, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:

@@ -45,12 +45,16 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def unchanged() -> Iterator[None]:
-    """Put the CPU's random numbers back on leaving, as if none had been drawn inside."""
-    state = _read()
-    try:
-        yield
-    finally:
-        _write(state)
+    """Random numbers of the CPU drawn inside leave no trace outside, nor in what others seeded.
+
+    Nothing inside may wait for another rank.
+    """
+    with _turn:
+        state = torch.default_generator.get_state()
+        try:
+            yield
+        finally:
+            torch.default_generator.set_state(state)
 
 
 class SameRandom:
