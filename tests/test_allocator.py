@@ -6,13 +6,13 @@ import os
 import shlex
 import subprocess
 import sys
-from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import sar
 from sar.__main__ import main
 from sar.allocator import (
     PRELOAD,
@@ -21,9 +21,6 @@ from sar.allocator import (
     set_soft_limit,
 )
 from sar.cli.launch import worker_environment
-from sar.comm import initialize_comms
-from sar.comm.environment import tune_allocator
-from sar.errors import MissingDependencyError, NotSupportedError
 
 ROOT = Path(__file__).resolve().parent.parent
 DEADLINE = 100
@@ -69,16 +66,6 @@ def test_the_preloaded_library_serves_torch() -> None:
     assert run("-c", code, **allocator_environment("system")).split() == ["False", "None"]
 
 
-@needs_tbb
-def test_ranks_are_started_with_it() -> None:
-    assert PRELOAD not in worker_environment(1, None)
-    found = worker_environment(1, None, "tbb")
-    files = [Path(path) for path in found[PRELOAD].split(":")]
-    assert [file.name for file in files] == ["libtbbmalloc.so.2", "libtbbmalloc_proxy.so.2"]
-    assert all(file.exists() for file in files)
-    assert found["MALLOC_MMAP_THRESHOLD_"] == "1048576"
-
-
 @pytest.mark.parametrize("name", ["system", pytest.param("tbb", marks=needs_tbb)])
 def test_the_printed_commands_set_it(name: str, capsys: pytest.CaptureFixture) -> None:
     assert main(["environment", "--allocator", name]) == 0
@@ -96,12 +83,11 @@ def test_limits_are_gone(
 ) -> None:
     assert main([*command.split(), "--allocator", "tbb", "--soft-limit", "1GiB"]) == 2
     assert "--soft-limit: got '1GiB', but the option is gone" in capsys.readouterr().err
-    with pytest.raises(NotSupportedError, match="soft_limit: got 5, but soft limits are gone"):
+    with pytest.raises(sar.NotSupportedError, match="soft_limit: got 5, but soft limits are gone"):
         set_soft_limit(5)
     monkeypatch.setenv("SAR_SOFT_LIMIT", "1000")
-    for call in (tune_allocator, partial(initialize_comms, 0, 1)):  # before anybody is met
-        with pytest.raises(ValueError, match="SAR_SOFT_LIMIT: got '1000', but soft limits are"):
-            call()
+    with pytest.raises(ValueError, match="SAR_SOFT_LIMIT: got '1000', but soft limits are"):
+        sar.initialize_comms(0, 1)  # before anybody is met
 
 
 def test_an_unknown_name(capsys: pytest.CaptureFixture) -> None:
@@ -119,7 +105,7 @@ def test_a_missing_package(files: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         return files
 
     monkeypatch.setattr(metadata, "files", missing)
-    with pytest.raises(MissingDependencyError, match=r"pip install 'sar-gnn\[tbb\]'"):
+    with pytest.raises(sar.MissingDependencyError, match=r"pip install 'sar-gnn\[tbb\]'"):
         allocator_environment("tbb")
     assert PRELOAD not in allocator_environment("system")
 
@@ -150,6 +136,3 @@ def test_what_is_set_already_stays(
         assert is_preloaded("tbb") and worker_environment(1, None, "tbb")[PRELOAD] == beside
     assert main(["environment", "--allocator", "tbb"]) == 0
     assert PRELOAD not in capsys.readouterr().out
-    monkeypatch.setenv(PRELOAD, "libother.so")
-    assert main(["environment", "--allocator", "tbb"]) == 2
-    assert "LD_PRELOAD is 'libother.so' already" in capsys.readouterr().err

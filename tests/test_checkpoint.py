@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import io
 import os
 import random
 import signal
 import textwrap
+import time
+import tracemalloc
+import zipfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import xxhash
+from harness.commands import case_command
 from harness.nursery import Nursery
 from torch import Tensor, nn
 
+import sar
+from sar.__main__ import read_words
 from sar.comm import Group, LocalGroup, ThreadGroup, use_group
 from sar.nn import DistributedBN1D, Dropout
-from sar.train import NodeData, Trainer, TrainOptions
-from sar.train.checkpoint import (
-    FILE_NAME,
-    load_checkpoint,
-    save_checkpoint,
-)
+from sar.train import NodeData, Trainer, TrainOptions, sealed
+from sar.train.checkpoint import FILE_NAME, load_checkpoint, save_checkpoint
 from sar.train.sealed import write_sealed
 
 
@@ -43,17 +49,15 @@ def trainer(
     epochs: int,
     dropout: float,
     keyed: bool = False,
-    **config: object,
+    **config: Any,
 ) -> Trainer:
     generator = torch.Generator().manual_seed(group.rank)
     idx = torch.arange(20)
     data = NodeData(
         torch.randn(20, 3, generator=generator),
         torch.randint(0, 2, (20,), generator=generator),
-        {"train": idx[:10], "val": idx[10:15], "test": idx[15:]},
-        2,
-        False,
-    )
+        {"train": idx[:10], "val": idx[10:15], "test": idx[15:]}, 2, False,
+    )  # fmt: skip
     options = TrainOptions(epochs=epochs, checkpoint_every=4)
     model = Model(dropout, group.rank, keyed)
     with torch.no_grad():  # threads share torch's generator
@@ -61,16 +65,8 @@ def trainer(
             param.normal_(generator=torch.Generator().manual_seed(i))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.05, weight_decay=1e-3)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.5)
-    return Trainer(
-        model,
-        None,
-        data,
-        options,
-        optimizer=optimizer,
-        scheduler=scheduler,
-        checkpoint=folder,
-        config=config,
-    )
+    steps = {"optimizer": optimizer, "scheduler": scheduler}
+    return Trainer(model, None, data, options, checkpoint=folder, config=config, **steps)
 
 
 def outcome(one: Trainer) -> tuple[list[dict], list[Tensor]]:
@@ -314,3 +310,85 @@ def test_wrong_fields_are_named(tmp_path: Path, field: str) -> None:
     if field != "noise":  # which older files do not have
         with pytest.raises(ValueError, match=f"checkpoint's '{field}': got nothing"):
             trainer(LocalGroup(), tmp_path, 8, 0.0).resume()
+
+
+# ---------------------------------------------------------------- forged, with a right digest
+
+
+def write_forged(path: Path, archive: bytes) -> None:
+    """With a digest that is right."""
+    digest = xxhash.xxh3_128(archive).digest()
+    path.write_bytes(archive + sealed._MARK + digest)
+
+
+def packed(content: Any) -> bytes:
+    stream = io.BytesIO()
+    torch.save(content, stream)
+    return stream.getvalue()
+
+
+def repacked(
+    archive: bytes, pickled: bytes | None = None, how: int = zipfile.ZIP_STORED, times: int = 1
+) -> bytes:
+    """With another pickle, compressed, or with entries that are there several times."""
+    stream = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(archive)) as old, zipfile.ZipFile(stream, "w", how) as new:
+        for entry in old.infolist():
+            is_pickle = entry.filename.endswith("data.pkl")
+            new.writestr(entry.filename, pickled if pickled and is_pickle else old.read(entry))
+        new.filelist += [one for one in new.filelist if "/data/" in one.filename] * (times - 1)
+    return stream.getvalue()
+
+
+def nested(depth: int) -> list:
+    """A few hundred bytes that are 2 ** depth values."""
+    value: list = [1]
+    for _ in range(depth):
+        value = [value, value]
+    return value
+
+
+def call(module: str, name: str) -> bytes:
+    """A pickle that calls it with 3 * 2 ** 28."""
+    return b"\x80\x02c" + f"{module}\n{name}\n".encode() + b"J\0\0\0\x30\x85R."
+
+
+ZEROS = packed({"format": 1, "rows": torch.zeros(1 << 26)})
+FORGED: dict[str, Callable[[], bytes]] = {
+    "compressed": lambda: repacked(ZEROS, how=zipfile.ZIP_DEFLATED),
+    "twice": lambda: repacked(packed({"rows": torch.zeros(9999)}), times=50),
+    "a buffer": lambda: repacked(packed({}), call("builtins", "bytearray")),
+    "no numbers": lambda: packed({"format": 1, "rows": torch.zeros(1).expand(1 << 40)}),
+    "a nest": lambda: packed({"format": 1, "rows": nested(40)}),
+    "a tensor": lambda: repacked(packed({}), call("torch", "FloatTensor")),
+}
+
+
+@pytest.mark.parametrize("how", FORGED)
+def test_nothing_larger_than_the_file_is_made(tmp_path: Path, how: str) -> None:
+    write_forged(tmp_path / FILE_NAME, FORGED[how]())
+    begin = time.monotonic()
+    tracemalloc.start()
+    with pytest.raises(ValueError, match=f"{FILE_NAME}: damaged, or not a checkpoint: .*"):
+        load_checkpoint(tmp_path, LocalGroup())
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 64 << 20 and time.monotonic() - begin < 20
+
+
+@pytest.mark.parametrize("name", ["layers", "hidden", "heads"])
+def test_no_larger_model_than_the_files_is_built(tmp_path: Path, name: str) -> None:
+    source = "synthetic:nodes=60,edges=300,seed=1,classes=3,features=4"
+    parts = sar.partition_graph(source, tmp_path / "parts", 1)
+    words = ["--hidden", "8", "--epochs", "1", "--checkpoint", str(tmp_path / "run")]
+    command("train", parts, *words)
+    content = torch.load(tmp_path / "run" / FILE_NAME, weights_only=True)
+    content["config"][name] = 2**60
+    write_sealed(tmp_path / "run" / FILE_NAME, content)
+    words = ["--checkpoint", str(tmp_path / "run"), "--out", str(tmp_path)]
+    with pytest.raises(ValueError, match=f"the checkpoint's '{name}': got 1152921504606846976, "):
+        command("evaluate", parts, *words)
+
+
+def command(*words: str) -> None:
+    case_command(LocalGroup(), words[0], vars(read_words(words)))

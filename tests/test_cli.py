@@ -55,15 +55,6 @@ def test_help_has_two_lengths_and_one_style(
             assert "default: " in told, told
 
 
-def test_the_help_of_train_is_short(
-    capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    text = help_of("train", "--help", capsys)
-    assert len(text.splitlines()) <= 47 and "--lossy-wire" not in text
-    assert "--lossy-wire" in help_of("train", "--help-all", capsys)
-
-
 def test_defaults_are_those_of_the_library(capsys: pytest.CaptureFixture) -> None:
     args = parsed("train", "parts.json")
     for options in (ModelOptions(), DataOptions(), TrainOptions()):
@@ -222,12 +213,6 @@ def test_hostile_files(
         path.write_text(text)
     (line,) = fails(capsys, "train", "p.json", "--config", str(path))
     assert line.startswith("sar train: error: ") and told in line
-
-
-def test_a_file_that_says_null_is_empty(tmp_path: Path) -> None:
-    path = tmp_path / "run.yaml"
-    path.write_text("null\n")
-    assert parsed("train", "p.json", "--config", str(path))["epochs"] == 100
 
 
 @pytest.mark.parametrize("value", ["2020-99-99", "!!int abc", "[" * 3000])

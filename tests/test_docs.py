@@ -94,14 +94,11 @@ def sar_arguments(words: list[str]) -> list[str] | None:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with parts/products.json: 200 nodes in one part."""
-    import torch
-
-    from sar.partition.sources.generate import community_graph
-    from sar.partition.write import write_partitions
+    import sar
 
     where = tmp_path_factory.mktemp("docs")
-    graph = community_graph(200, 1200, seed=0, features=20)
-    write_partitions(graph, torch.zeros(200, dtype=torch.int64), where / "parts", "products")
+    source = "synthetic:nodes=200,edges=1200,seed=0,features=20"
+    sar.partition_graph(source, where / "parts", 1, name="products")
     return where
 
 

@@ -17,7 +17,6 @@ from torch import nn
 
 import sar
 from sar.comm import Group
-from sar.nn.history import CHECK_EVERY
 from sar.train import NodeData, Trainer, TrainOptions
 
 
@@ -69,38 +68,6 @@ def test_buffers_of_every_kind_are_compared() -> None:
             sar.check(nn.Linear(3, 2 + group.rank), group=group)
 
     run_threads(2, case)
-
-
-def train(group: Group, mine: nn.Module, steps: int, forget: str) -> None:
-    """A loop of somebody's own."""
-    if forget != "sync_params":
-        sar.sync_params(mine, group=group)
-    optimizer = torch.optim.SGD(mine.parameters(), lr=1e-3)
-    x = torch.randn(5, 3, generator=torch.Generator().manual_seed(group.rank))
-    for _ in range(steps):
-        optimizer.zero_grad()
-        sar.global_sum(mine(x).square(), group=group).backward()
-        sar.gather_grads(mine, group=group)
-        if forget == "step" and group.rank == 1:
-            continue
-        optimizer.step()
-
-
-@pytest.mark.parametrize(
-    "forget, told",
-    [("sync_params", r"nobody called sar.sync_params\(model\)"), ("step", "does every rank step")],
-)
-def test_gather_grads_looks_now_and_then(forget: str, told: str) -> None:
-    def case(group: Group) -> None:
-        mine = model(group.rank, seed=1)
-        with pytest.raises(sar.DriftError, match=told):
-            train(group, mine, 2, forget)
-
-    run_threads(2, case)
-
-
-def test_a_right_loop_is_left_alone() -> None:
-    run_threads(2, lambda group: train(group, model(group.rank, 1), CHECK_EVERY + 2, ""))
 
 
 @pytest.mark.parametrize("call", ["gather_grads", "overlap_gradients", "check"])

@@ -13,16 +13,11 @@ from typing import Any
 import dgl
 import pytest
 import torch
-import torch.distributed as dist
 from harness import WorkerPool, run_threads
 from harness.graphs import mixed, star
-from harness.parts import Cutter
-from harness.training import Setting, case_train, check, start_state
+from harness.parts import Cutter, load_partition
 
 import sar
-from sar.errors import CommError, PartitionError
-from sar.graph import build
-from sar.partition.load import load_partition
 
 
 def case_killed(group: Any, path: str, when: str) -> tuple[str, float]:
@@ -46,7 +41,7 @@ def case_killed(group: Any, path: str, when: str) -> tuple[str, float]:
         end("reduction")
         group.all_reduce(torch.zeros(1))
         group.agree(None)
-    except CommError as error:
+    except sar.CommError as error:
         return str(error), time.monotonic() - begun
     return "nothing", 0.0
 
@@ -72,7 +67,7 @@ def case_killed_while_groups_are_made(group: Any, what: str) -> tuple[str, float
     try:
         make()
         group.agree(None)
-    except CommError as error:
+    except sar.CommError as error:
         return str(error), time.monotonic() - begun
     return "nothing", 0.0
 
@@ -147,21 +142,6 @@ def test_a_bad_file_on_one_rank_raises_on_all(
     assert messages[0].startswith("PartitionError: "), messages[0]
 
 
-def test_too_little_memory_on_one_rank_raises_on_all(
-    partitioned: Cutter, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path, load = partitioned(mixed(), 2, "random"), build.load_partition
-
-    def failing(file: str, part: int, device: str, **options: Any) -> Any:
-        if part == 1:
-            raise RuntimeError("not enough memory")
-        return load(file, part, device, **options)
-
-    monkeypatch.setattr(build, "load_partition", failing)
-    messages = run_threads(2, case_load, path, path, -1)
-    assert messages == ["RuntimeError: rank 1: partition: not enough memory"] * 2
-
-
 def test_another_graph_on_one_rank(partitioned: Cutter, processes: WorkerPool) -> None:
     path, other = partitioned(mixed(), 3, "random"), partitioned(mixed(seed=7), 3, "random")
     for messages in (
@@ -202,7 +182,7 @@ def test_a_rank_loads_its_own_part(parts: tuple[int, int], words: str, partition
     def case(group: Any) -> list[str]:
         found = []
         for call in calls:
-            with pytest.raises(PartitionError, match="part_id") as caught:
+            with pytest.raises(sar.PartitionError, match="part_id") as caught:
                 call(parts[group.rank])
             found.append(str(caught.value))
         return found
@@ -210,73 +190,6 @@ def test_a_rank_loads_its_own_part(parts: tuple[int, int], words: str, partition
     first, second = run_threads(2, case)
     assert first == second
     assert all(re.match(words, message) for message in first), first
-
-
-# A transport that can do only what every backend can.
-
-ALLOWED = {
-    "all_reduce", "broadcast", "all_gather", "reduce_scatter", "reduce_scatter_tensor",
-    "all_to_all_single", "new_group",
-}  # fmt: skip
-STILL = {"get_rank", "get_world_size", "get_backend", "is_initialized", "is_available"}
-
-
-class Refusal(Exception):
-    """Something that oneCCL does not have was asked for."""
-
-
-def refusing(name: str) -> Any:
-    def call(*args: Any, **kwargs: Any) -> None:
-        raise Refusal(name)
-
-    return call
-
-
-def checking(name: str, original: Any) -> Any:
-    """The collective, with contiguous tensors and portable reductions only."""
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        op = kwargs.get("op", dist.ReduceOp.SUM)
-        if op not in (dist.ReduceOp.SUM, dist.ReduceOp.MAX, dist.ReduceOp.MIN):
-            raise Refusal(f"{name} {op}")
-        for value in [*args, *kwargs.values()]:
-            for tensor in value if isinstance(value, list) else [value]:
-                if isinstance(tensor, torch.Tensor) and not tensor.is_contiguous():
-                    raise Refusal(f"{name} of a tensor that is not contiguous")
-        return original(*args, **kwargs)
-
-    return call
-
-
-def case_portable(group: Any, path: str, setting: Setting, state: dict) -> Any:
-    """A training run during which torch.distributed refuses everything else."""
-    originals = {}
-    for name in dir(dist):
-        value = getattr(dist, name)
-        if not callable(value) or isinstance(value, type) or name.startswith("_") or name in STILL:
-            continue
-        originals[name] = value
-        allowed = name in ALLOWED
-        setattr(dist, name, checking(name, value) if allowed else refusing(name))
-    try:
-        for name in ("send", "all_gather_object", "barrier", "gather", "all_to_all"):
-            with pytest.raises(Refusal):
-                getattr(dist, name)()
-        return case_train(group, path, setting, state)
-    finally:
-        for name, value in originals.items():
-            setattr(dist, name, value)
-
-
-@pytest.mark.parametrize("model", ["SAGEConv-mean", "EdgeConv-norm", "RelGraphConv-basis"])
-def test_training_needs_only_portable_collectives(
-    model: str, partitioned: Cutter, sockets: WorkerPool
-) -> None:
-    for mfgs in (False, True):
-        setting = Setting(model, 2, mfgs)
-        path = partitioned(setting.sample, 3, "random")
-        ranks = sockets.run(3, case_portable, path, setting, start_state(setting))
-        check(setting, ranks)
 
 
 @pytest.mark.parametrize("policy", [{"rounds": 1}, 1, "strict"])

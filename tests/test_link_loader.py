@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from harness import run_threads
-from harness.graphs import hetero, homogeneous, mixed
+from harness.graphs import ETYPE_HOMO, GraphArrays, hetero, homogeneous, mixed
 from harness.parts import Cutter
 from torch import Tensor
 
+import sar
 from sar.comm import Group
-from sar.errors import SarError
-from sar.partition.arrays import ETYPE_HOMO, GraphArrays
-from sar.partition.load import load_partition
-from sar.sampling import LinkNeighborLoader, NegativeSampling
+from sar.sampling import LinkNeighborLoader, NegativeSampling, NeighborLoader
 
 CUTS = [(1, "random"), (2, "metis"), (3, "random"), (4, "adversarial")]
 
@@ -36,7 +35,7 @@ def pairs_of(batch: Any) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
 
 def batches_of(group: Group, path: str, seeds: Any, options: dict, size: int = 10**6) -> list[Any]:
     """Of an epoch; a rank's seeds are those of its edges whose original ids are given."""
-    data, options = load_partition(path, group.rank), dict(options)
+    data, options = sar.load_partition_data(path), dict(options)
     etype = options.pop("etype", ETYPE_HOMO)
     own = data.edge_features[":".join(etype) + "/orig_eid"]
     mask = torch.isin(own, seeds) if seeds is not None else None
@@ -152,7 +151,7 @@ def test_no_negative_from_the_future(partitioned: Cutter) -> None:
     want = None
 
     def case(group: Group, path: str) -> dict:
-        data, found = load_partition(path, group.rank), {}
+        data, found = sar.load_partition_data(path), {}
         own = data.edge_features["_N:_E:_N/orig_eid"]
         loader = LinkNeighborLoader(
             data, [3, 3], None, None, time[own], neg_sampling={"mode": "triplet", "amount": 5},
@@ -193,7 +192,7 @@ def test_seed_edges_are_left_out(exclude: str, partitioned: Cutter) -> None:
         gone |= {(b, a) for a, b in gone}
 
     def case(group: Group, path: str) -> None:
-        data = load_partition(path, group.rank)
+        data = sar.load_partition_data(path)
         mask = torch.isin(data.edge_features["_N:_E:_N/orig_eid"], seeds)
         loader = LinkNeighborLoader(
             data, [-1], mask, exclude=exclude, as_="pyg", batch_size=1000, prefetch=0
@@ -215,7 +214,7 @@ def test_pairs_by_original_ids_and_labels(partitioned: Cutter) -> None:
     label = torch.tensor([0, 1, 2, 1, 0])
 
     def case(group: Group, path: str) -> list:
-        data, found = load_partition(path, group.rank), []
+        data, found = sar.load_partition_data(path), []
         mine = slice(group.rank, None, group.size)
         loader = LinkNeighborLoader(
             data, [2], pairs[:, mine], label[mine], neg_sampling_ratio=1.0, original_ids=True,
@@ -243,7 +242,7 @@ def test_dgl_pair_graphs(partitioned: Cutter) -> None:
     there = set(zip(*(end.tolist() for end in graph.edges[etype])))
 
     def case(group: Group, path: str) -> int:
-        data, count = load_partition(path, group.rank), 0
+        data, count = sar.load_partition_data(path), 0
         loader = LinkNeighborLoader(
             data, [2, 2], etype, neg_sampling="binary", as_="dgl", batch_size=5
         )
@@ -275,7 +274,7 @@ def test_weights_of_pairs_that_are_none(bad: float, partitioned: Cutter) -> None
     path, wrong = partitioned(graph, 2), f"is {bad} in row .*, 1 of them below 0 or not finite"
 
     def case(group: Group) -> None:
-        data = load_partition(path, group.rank)
+        data = sar.load_partition_data(path)
         with pytest.raises(ValueError, match=f"neg_sampling: '_N/weight' {wrong}"):
             LinkNeighborLoader(data, [2], neg_sampling={"dst_weight": "weight"})
         with pytest.raises(ValueError, match=f"weight_attr: '_N:_E:_N/weight' {wrong}"):
@@ -289,11 +288,54 @@ def test_strict_pairs_of_a_full_relation(partitioned: Cutter) -> None:
     full = homogeneous("full", 4, *torch.cartesian_prod(torch.arange(4), torch.arange(4)).T)
 
     def case(group: Group, path: str) -> None:
-        data = load_partition(path, group.rank)
+        data = sar.load_partition_data(path)
         negatives = NegativeSampling(strict=True)
         mask = torch.full((data.num_edges(ETYPE_HOMO),), group.rank == 0)
         loader = LinkNeighborLoader(data, [1], mask, neg_sampling=negatives, as_="tensors")
-        with pytest.raises(SarError, match="100 draws .* expected strict=False"):
+        with pytest.raises(sar.SarError, match="100 draws .* expected strict=False"):
             list(loader)
 
     run_threads(2, case, partitioned(full, 2))
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_rows_by_id(size: int, partitioned: Cutter) -> None:
+    """In place of ``lookup_features``: any rank's nodes, also twice, in the order of the ids."""
+    graph = mixed()
+
+    def case(group: Group, path: str) -> None:
+        data = sar.load_partition_data(path)
+        ids = torch.tensor([50, 3, 3, 0, 56, 20])[: 6 - 3 * group.rank]  # none on rank 2
+        pairs = torch.stack([ids, ids])
+        options = {"original_ids": True, "as_": "pyg", "batch_size": 4}
+        with LinkNeighborLoader(data, [0], pairs, **options) as loader:
+            rows = torch.cat([batch.x[batch.edge_label_index[0]] for batch in loader])
+        assert torch.equal(rows, graph.node_data["_N"]["feat"][ids])
+
+    run_threads(size, case, partitioned(graph, size))
+
+
+def test_rows_by_id_of_one_type(partitioned: Cutter) -> None:
+    def case(group: Group, path: str) -> None:
+        data, ids = sar.load_partition_data(path), torch.tensor([4, 30, group.rank])
+        etype = "user", "buys", "item"
+        given = etype, torch.stack([ids, torch.zeros_like(ids)])
+        with LinkNeighborLoader(data, [0], given, original_ids=True, as_="pyg") as loader:
+            rows = [batch["user"].x[batch[etype].edge_label_index[0]] for batch in loader]
+        assert torch.equal(torch.cat(rows), hetero().node_data["user"]["feat"][ids])
+
+    run_threads(2, case, partitioned(hetero(), 2))
+
+
+def test_data_of_pyg_on_one_machine(tmp_path: Path) -> None:
+    """PyG's data is one part; a loader in one process, with the edges' ids as they were."""
+    from torch_geometric.data import Data
+
+    graph = mixed()
+    index, x = torch.stack(graph.edges[ETYPE_HOMO]), graph.node_data["_N"]["feat"]
+    given = Data(x=x, y=graph.node_data["_N"]["label"], edge_index=index)
+    data = sar.load_partition_data(sar.partition_graph(given, tmp_path / "parts", 1))
+    with NeighborLoader(data, [3, 2], torch.arange(9), original_ids=True, as_="pyg") as loader:
+        for batch in loader:
+            assert torch.equal(batch.n_id[batch.edge_index], index[:, batch.e_id])
+            assert torch.equal(batch.x, x[batch.n_id])

@@ -10,12 +10,11 @@ import dgl
 import pytest
 import torch
 from harness import run_threads
-from harness.graphs import hetero, mixed, to_dgl
+from harness.graphs import ETYPE_HOMO, hetero, mixed, to_dgl
 from harness.parts import Cutter
 
+import sar
 from sar.comm import Group
-from sar.partition.arrays import ETYPE_HOMO
-from sar.partition.load import load_partition
 from sar.sampling import LinkNeighborLoader, NeighborLoader, Sample, SubgraphLoader
 
 CUTS = [(1, "random"), (2, "metis"), (3, "random"), (4, "adversarial")]
@@ -23,7 +22,7 @@ CUTS = [(1, "random"), (2, "metis"), (3, "random"), (4, "adversarial")]
 
 def epochs(group: Group, path: str, ntype: str, options: dict) -> list:
     """Two epochs as tensors; this rank reads every row against its id."""
-    data = load_partition(path, group.rank)
+    data = sar.load_partition_data(path)
     with NeighborLoader(data, [3, 2], ntype, as_="tensors", shuffle=True, **options) as loader:
         counters = loader._exchange.group.counters
         before = counters.received_bytes
@@ -73,7 +72,7 @@ def test_what_ranks_keep_changes_no_batch(options: dict, name: str, partitioned:
 
 def test_a_cache_of_no_rows(partitioned: Cutter) -> None:
     def case(group: Group, path: str) -> None:
-        data = load_partition(path, group.rank)
+        data = sar.load_partition_data(path)
         fields: Any = {"_E": ["weight"]}
         with NeighborLoader(data, [2], as_="tensors", cache="1MiB", fields=fields) as loader:
             assert len(list(loader)) == len(loader) and loader.cache.needed == 0
@@ -85,7 +84,7 @@ def test_ids_are_original_where_fields_name_them(partitioned: Cutter) -> None:
     """Else those of the partitioning, by which rows of a learned table are not to be looked up."""
 
     def case(group: Group, path: str) -> None:
-        data = load_partition(path, group.rank)
+        data = sar.load_partition_data(path)
         own = data.node_features["_N/orig_id"]
         start = int(data.book.node_ranges["_N"][group.rank][0])
         numbers = torch.arange(start, start + len(own))
@@ -109,7 +108,7 @@ FIELDS = [
 
 def test_fields_name_relations_as_fanouts_do(partitioned: Cutter) -> None:
     def case(group: Group, path: str) -> None:
-        data = load_partition(path, group.rank)
+        data = sar.load_partition_data(path)
         for relation in ("buys", ("user", "buys", "item"), "user:buys:item"):
             given: Any = {"user": ["feat"], relation: ["weight", "orig_eid"]}
             loader = NeighborLoader(data, {relation: [3]}, "item", as_="tensors", fields=given)
@@ -140,7 +139,7 @@ def test_edges_of_weight_zero(fanout: int, replace_: bool, partitioned: Cutter) 
     want = dgl.sampling.sample_neighbors(*given).in_degrees()
 
     def case(group: Group, path: str) -> None:
-        data = load_partition(path, group.rank)
+        data = sar.load_partition_data(path)
         options: Any = {"batch_size": 60, "weight_attr": "weight", "replace": replace_}
         with NeighborLoader(data, [fanout], as_="tensors", **options) as loader:
             (batch,) = loader
@@ -164,7 +163,7 @@ def test_seeds_are_dealt_out(is_original: bool, partitioned: Cutter) -> None:
     graph = mixed()
 
     def case(group: Group, path: str) -> list:
-        data = load_partition(path, group.rank)
+        data = sar.load_partition_data(path)
         seeds = torch.arange(57)[: 57 if group.rank == 0 else 0]  # global ids: anybody's
         loader = NeighborLoader(
             data, [-1], seeds, batch_size=5, as_="pyg", rebalance=True, original_ids=is_original
@@ -187,7 +186,7 @@ def test_original_ids_of_others(partitioned: Cutter) -> None:
     """Are refused, by name, unless they are dealt out."""
 
     def case(group: Group, path: str) -> None:
-        data = load_partition(path, group.rank)
+        data = sar.load_partition_data(path)
         own = data.node_features["_N/orig_id"].flip(0)  # in an order that sar itself does not give
         data.node_features["_N/orig_id"] = own
         loader = NeighborLoader(data, [2], own[:4], original_ids=True, as_="tensors")
@@ -209,7 +208,7 @@ def test_induced_subgraphs(as_: str, partitioned: Cutter) -> None:
     index = torch.stack(graph.edges[ETYPE_HOMO])
 
     def case(group: Group, path: str) -> int:
-        data, seeds_seen = load_partition(path, group.rank), 0
+        data, seeds_seen = sar.load_partition_data(path), 0
         for batch in SubgraphLoader(data, [-1, -1], batch_size=4, as_=as_):
             if as_ == "dgl":
                 nodes, seeds, sub = batch
@@ -238,7 +237,7 @@ def test_induced_trees_stay_apart(partitioned: Cutter) -> None:
     graph = replace(graph, name="timed", node_data={"_N": columns})
 
     def case(group: Group, path: str) -> None:
-        data = load_partition(path, group.rank)
+        data = sar.load_partition_data(path)
         loader = SubgraphLoader(data, [3, 3], batch_size=8, as_="pyg", time_attr="time")
         for batch in loader:
             trees = batch.batch[batch.edge_index]
@@ -253,7 +252,7 @@ def test_bidirectional_subgraphs(partitioned: Cutter) -> None:
     from torch_geometric.sampler import SamplerOutput
 
     def case(group: Group, path: str) -> None:
-        data = load_partition(path, group.rank)
+        data = sar.load_partition_data(path)
         plain, both = (
             list(NeighborLoader(data, [3, 2], batch_size=6, as_="pyg", subgraph_type=kind))
             for kind in ("directional", "bidirectional")
@@ -286,7 +285,7 @@ def test_a_filter_changes_what_was_drawn(partitioned: Cutter) -> None:
         return sample
 
     def case(group: Group, path: str) -> None:
-        data = load_partition(path, group.rank)
+        data = sar.load_partition_data(path)
         for batch in NeighborLoader(data, [2, 2], batch_size=9, as_="tensors", filter=last_hop):
             first, last = (len(hop[ETYPE_HOMO].src) for hop in batch.edges)
             assert last == 0 and len(batch.edge_data[ETYPE_HOMO]["weight"]) == first
@@ -298,7 +297,7 @@ def test_without_original_ids_it_is_said_once(partitioned: Cutter) -> None:
     """That draws follow the cut; on rank 0, and not where ids are there or one rank is alone."""
 
     def case(group: Group, path: str, forget: bool) -> list[str]:
-        data = load_partition(path, group.rank)
+        data = sar.load_partition_data(path)
         if forget:
             del data.node_features["_N/orig_id"]
             with pytest.raises(ValueError, match="the partitions hold no '_N/orig_id'"):
@@ -329,7 +328,7 @@ def test_more_than_there_is_takes_what_there_is(options: dict, partitioned: Cutt
     path = partitioned(mixed(), 2, "random")
 
     def case(group: Group, fanout: int, options: dict) -> tuple[list, int]:
-        data = load_partition(path, group.rank)
+        data = sar.load_partition_data(path)
         if "time_attr" in options:
             options = options | {"input_time": torch.full((data.num_nodes("_N"),), 9)}
         given: dict[str, Any] = {"num_neighbors": [fanout] * 2, "fields": {"_N": ["label"]}}
