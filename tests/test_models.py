@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from harness.commands import trainer_of
+from harness.graphs import ETYPE_HOMO, GraphArrays, community
+from harness.parts import Cutter
 from torch import Tensor, nn
 
 import sar
 from sar import registry
-from sar.__main__ import read_words
-from sar.cli.train import make_trainer
 from sar.comm import Group, LocalGroup, ThreadGroup
 from sar.models import (
     Call,
@@ -23,17 +24,11 @@ from sar.models import (
     GINConv,
     GraphConv,
     ModelOptions,
-    RelationalStack,
     SAGEConv,
     SampledBlock,
     build_model,
-    call_of,
-    prepare_graph,
     read_call,
 )
-from sar.partition.arrays import ETYPE_HOMO, NTYPE_HOMO, GraphArrays
-from sar.partition.sources.generate import bibliography_graph, community_graph
-from sar.partition.write import write_partitions
 from sar.train.checkpoint import load_model
 
 NODES, WIDTH = 60, 6
@@ -82,10 +77,9 @@ def with_gradients(
 
 
 @pytest.fixture(scope="module", params=[1, 2, 3])
-def parts(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    arrays = community_graph(NODES, 300, 3, features=WIDTH)
-    where = tmp_path_factory.mktemp("parts") / "p"
-    path = write_partitions(arrays, torch.arange(NODES) % request.param, where)
+def parts(request: pytest.FixtureRequest, partitioned: Cutter) -> Any:
+    arrays = community(NODES, 300, 3, features=WIDTH)
+    path = partitioned(arrays, request.param, torch.arange(NODES) % request.param)
     return SimpleNamespace(size=request.param, path=path, ends=arrays.edges[ETYPE_HOMO])
 
 
@@ -101,7 +95,7 @@ def test_layers_compute_what_they_say(name: str, out: int, plain: list[int], par
     def rank(group: Group) -> Any:
         data = sar.load_partition_data(parts.path)
         graph = sar.construct_full_graph(data)
-        ids = data.node_features[f"{NTYPE_HOMO}/orig_id"].long()
+        ids = data.node_features["_N/orig_id"].long()
         layer = made(name, out)
         autocast = group.rank in plain
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast, cache_enabled=False):
@@ -131,7 +125,7 @@ def made(name: str, out: int) -> nn.Module:
 def test_layers_on_sampled_blocks(name: str) -> None:
     src = torch.tensor([0, 3, 3, 4, 1])
     dst = torch.tensor([0, 0, 1, 1, 2])
-    block = SampledBlock({ETYPE_HOMO: (src, dst)}, {NTYPE_HOMO: 5}, {NTYPE_HOMO: 3}, LocalGroup())
+    block = SampledBlock({ETYPE_HOMO: (src, dst)}, {"_N": 5}, {"_N": 3}, LocalGroup())
     layer, x = made(name, 4), torch.rand(5, WIDTH, dtype=torch.float64)
     found = with_gradients(layer, x, lambda rows: layer(block, rows))
     layer.zero_grad()
@@ -172,44 +166,11 @@ def test_layers_are_those_of_dgl(name: str, out: int) -> None:
     other = theirs(WIDTH, out)
     for one, two in zip(own.state_dict().values(), other.state_dict().values(), strict=True):
         assert torch.equal(one, two)
-    src, dst = community_graph(NODES, 300, 3, features=WIDTH).edges[ETYPE_HOMO]
+    src, dst = community(NODES, 300, 3, features=WIDTH).edges[ETYPE_HOMO]
     graph = dgl.add_self_loop(dgl.graph((src, dst), num_nodes=NODES))
     own, other, x = own.double(), other.double(), torch.rand(NODES, WIDTH, dtype=torch.float64)
     found = with_gradients(own, x, lambda rows: reference(own, rows, *graph.edges(), NODES))
     torch.testing.assert_close(found, with_gradients(other, x, lambda rows: other(graph, rows)))
-
-
-def test_relations_are_summed_as_they_say(tmp_path: Path) -> None:
-    """R-GCN on three ranks and on one, whose relations do not travel together."""
-    arrays = bibliography_graph(90, 3, features=WIDTH)
-    found = {}
-    for size in (1, 3):
-        count = sum(arrays.num_nodes.values())
-        path = write_partitions(arrays, torch.arange(count) % size, tmp_path / f"p{size}")
-
-        def rank(group: Group, path: str = path) -> Any:
-            data = sar.load_partition_data(path)
-            graph = sar.construct_full_graph(data)
-            widths = {"paper": WIDTH}
-            sizes = {"layers": 2, "hidden": 5}
-            model = RelationalStack(graph, widths, 7, "paper", **sizes).double()
-            generator = torch.Generator().manual_seed(1)
-            for name, one in model.named_parameters():
-                if not name.startswith("tables"):
-                    with torch.no_grad():
-                        one.copy_(torch.randn(one.shape, generator=generator).to(one))
-            ids = data.node_features["paper/orig_id"].long()
-            rows = torch.rand(90, WIDTH, generator=generator).double()[ids]
-            logits = model(graph, rows)
-            logits.square().sum().backward()
-            shared = {n: p.grad for n, p in model.named_parameters() if "tables" not in n}
-            return ids, logits.detach(), shared
-
-        ranks = ThreadGroup.run(size, rank)
-        order = torch.cat([one[0] for one in ranks]).argsort()
-        grads = {n: sum(one[2][n] for one in ranks if one[2][n] is not None) for n in ranks[0][2]}
-        found[size] = torch.cat([one[1] for one in ranks])[order], grads
-    torch.testing.assert_close(found[1], found[3])
 
 
 # -- how a model is called ------------------------------------------------------------------------
@@ -258,26 +219,8 @@ def test_calls_that_cannot_be_told() -> None:
             read_call(ByRows, text)
     with pytest.raises(ValueError, match="front end: got 'dlg', expected one of .*did you mean"):
         Call(("graph", "x", "w"), (), "dlg").arguments(None, None)
-
-
-def test_a_front_end_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_ENTRIES", dict(registry._ENTRIES))
-    own = SimpleNamespace(arguments=lambda names, *given: [(name, *given) for name in names])
-    registry.register("toy", own)  # type: ignore[arg-type]
-    assert "toy" in registry.front_ends() and registry.is_installed("toy")
-    call = Call(("x", "edge_index"), (("w", "weight"),), "toy")
-    assert call.columns == ["weight"]
-    want = [("x", "graph", "rows"), ("edge_index", "graph", "rows")]
-    assert call.arguments("graph", "rows") == (want, {"w": ("weight", "graph", "rows")})
-
-
-def test_options_of_the_built_in_ones() -> None:
     with pytest.raises(ValueError, match="call: got graph,x, expected none for 'sage'"):
         ModelOptions(call="graph,x")
-    options = ModelOptions("gat", layers=2, hidden=6, heads=2)
-    model = build_model(options, 4, 3)
-    assert str(call_of(options, model)) == "(graph, x)"
-    assert prepare_graph("as it is", ModelOptions("sage")) == "as it is"
 
 
 # -- a model of one's own, on the command line ----------------------------------------------------
@@ -311,18 +254,16 @@ def weighted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, Grap
     """Two parts of a graph with a column of edges, in a folder with a model that takes it."""
     (tmp_path / "weighing.py").write_text(SOURCE)
     monkeypatch.chdir(tmp_path)
-    arrays = community_graph(NODES, 300, 3, features=WIDTH)
+    arrays = community(NODES, 300, 3, features=WIDTH)
     arrays.edge_data[ETYPE_HOMO] = {"weight": torch.rand(len(arrays.edges[ETYPE_HOMO][0]))}
-    parts = torch.arange(NODES) % 2
-    return str(write_partitions(arrays, parts, tmp_path / "parts")), arrays
+    return Cutter(tmp_path)(arrays, 2), arrays
 
 
 def trained(path: str, *words: str) -> Any:
     words = ("--epochs", "1", "--no-progress", "--front-end", "sar", *words)
-    args = read_words(["train", path, "--model", "weighing:Net", *words])
 
     def rank(group: Group) -> Any:
-        trainer = make_trainer(args, group, torch.device("cpu"))
+        trainer = trainer_of(group, path, "--model", "weighing:Net", *words)
         start = {name: value.clone() for name, value in trainer.model.state_dict().items()}
         return start, [record["loss"] for record in trainer.fit()], str(trainer.call)
 
@@ -336,7 +277,7 @@ def test_a_column_of_edges(weighted: tuple[str, GraphArrays], sampled: bool) -> 
     words = ["--sampled", "--fanouts", "-1", "--batch-size", "500"] if sampled else []
     start, losses, call = trained(path, *words)
     assert call == "(graph, x, weight)"
-    data, (src, dst) = arrays.node_data[NTYPE_HOMO], arrays.edges[ETYPE_HOMO]
+    data, (src, dst) = arrays.node_data["_N"], arrays.edges[ETYPE_HOMO]
     weight = arrays.edge_data[ETYPE_HOMO]["weight"]
     rows = data["feat"] + summed(data["feat"][src] * weight[:, None], dst, NODES)
     logits = rows @ start["lin.weight"].t() + start["lin.bias"]

@@ -38,45 +38,6 @@ def seeded(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Te
     return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)
 
 
-# ---------------------------------------------------------------- global_mean
-
-
-@by_pairs(kind=["all", "bool", "index"], shape=[(9,), (9, 3)], splits=SPLITS)
-def test_global_mean_and_gradient(splits: list[int], shape: tuple[int, ...], kind: str) -> None:
-    values = seeded(*shape)
-    keep = torch.tensor([1, 0, 1, 1, 0, 0, 1, 1, 0]).bool()
-    whole = values.clone().requires_grad_()
-    expected = (whole if kind == "all" else whole[keep]).mean()
-    (3 * expected).backward()
-
-    def case(group: Group) -> tuple[Tensor, Tensor]:
-        mine = rows_of(values, splits, group.rank).requires_grad_()
-        mask = rows_of(keep, splits, group.rank)
-        chosen = {"all": None, "bool": mask, "index": mask.nonzero()[:, 0]}[kind]
-        loss = global_mean(mine, chosen)
-        (3 * loss).backward()
-        return loss.detach(), mine.grad
-
-    results = run(splits, case)
-    for loss, _ in results:
-        close(loss, expected.detach())
-        assert torch.equal(loss, results[0][0])
-    close(torch.cat([grad for _, grad in results]), whole.grad)
-
-
-def test_nothing_outside_of_the_mask_matters() -> None:
-    values = torch.tensor([1.0, float("nan"), 3.0, float("inf")], dtype=torch.float64)
-
-    def case(group: Group) -> tuple[Tensor, Tensor]:
-        mine = values.clone().requires_grad_()
-        loss = global_mean(mine, torch.tensor([True, False, True, False]))
-        loss.backward()
-        return loss.detach(), mine.grad
-
-    loss, grad = run([4, 4], case)[1]
-    assert loss == 2.0 and grad.tolist() == [0.25, 0.0, 0.25, 0.0]
-
-
 # ---------------------------------------------------------------- parameters and gradients
 
 
@@ -118,27 +79,18 @@ def test_models_that_differ_are_an_error_on_every_rank(other: str) -> None:
     assert all(messages == first for messages in rest)
 
 
-@pytest.mark.parametrize("missing", [False, True])
-def test_gather_grads_sends_one_bucket_per_dtype(missing: bool) -> None:
-    def case(group: Group) -> list[int]:
+def test_gather_grads_sends_one_bucket_per_dtype() -> None:
+    def case(group: Group) -> int:
         model = nn.Sequential(*[nn.Linear(3, 3) for _ in range(5)])
         sync_params(model)
-        calls = []
-        for number in range(3):
+        for _ in range(3):  # the first two calls also compare parameters
             for param in model.parameters():
                 param.grad = torch.ones_like(param)
-            if missing and group.rank and number == 0:
-                model[0].bias.grad = None
             before = group.counters.collectives
             gather_grads(model)
-            calls.append(group.counters.collectives - before)
-        return calls
+        return group.counters.collectives - before
 
-    # Layout, presence where ranks differ, one bucket for ten parameters; then the bucket alone,
-    # as now every rank has every gradient. The first two calls also compare parameters.
-    first = 2 + missing
-    again = 2 if missing else 1
-    assert run([1, 1], case) == [[first + 1, again + 1, 1]] * 2
+    assert run([1, 1], case) == [1, 1]
 
 
 def steps_of_unlike_gradients(group: Any) -> list[Any]:
@@ -156,11 +108,6 @@ def steps_of_unlike_gradients(group: Any) -> list[Any]:
         sums = [p.grad if p.grad is None else p.grad.unique().tolist() for p in model.parameters()]
         found.append(sums)
 
-    def refused(model: nn.Module, error: type) -> None:
-        with pytest.raises(error):
-            step(model)
-        found.append(error.__name__)
-
     last = group.rank == group.size - 1
     step(small)
     step(small)
@@ -173,10 +120,9 @@ def steps_of_unlike_gradients(group: Any) -> list[Any]:
     step(small)
     step(large, extra=0.5)
     step(large, extra=0.5)
-    refused(small if last else large, ValueError)
-    step(large)
     large[0].bias.requires_grad = not last
-    refused(large, ValueError)
+    with pytest.raises(ValueError):
+        step(large)
     large[0].bias.requires_grad = True
     step(large)
     rows = nn.Embedding(2, 2, sparse=True)
@@ -197,7 +143,7 @@ def expected_of_unlike_gradients(size: int) -> list[Any]:
     more = [[ranks + size * 0.5]] * 4
     absent, some = [[ranks], None], [[ranks], [ranks - size]]
     first = [plain, plain, some, plain, plain, absent, absent, large, plain, more, more]
-    return [*first, "ValueError", large, "ValueError", large, large]
+    return [*first, large, large]
 
 
 def test_gradients_that_change_from_step_to_step(processes: WorkerPool) -> None:
@@ -210,17 +156,14 @@ def test_gradients_that_change_from_step_to_step(processes: WorkerPool) -> None:
 def test_bfloat16_gradients_are_sent_wide() -> None:
     """Otherwise a transport that adds one rank after another rounds after each."""
 
-    def case(group: Group) -> tuple[list[torch.dtype], Tensor]:
+    def case(group: Group) -> Tensor:
         param = nn.Parameter(torch.zeros(1, dtype=torch.bfloat16))
         param.grad = torch.tensor([[256.0], [1.0], [1.0]])[group.rank].bfloat16()
-        sent: list[torch.dtype] = []
-        reduce = group._all_reduce
-        group._all_reduce = lambda t, op: (sent.append(t.dtype), reduce(t, op))
         gather_grads(nn.ParameterList([param]))
-        return sent, param.grad
+        return param.grad
 
-    for sent, grad in run([1, 1, 1], case):
-        assert sent[-1] == torch.float32 and grad.dtype == torch.bfloat16 and float(grad) == 258
+    for grad in run([1, 1, 1], case):
+        assert grad.dtype == torch.bfloat16 and float(grad) == 258
 
 
 # ---------------------------------------------------------------- batch norm
@@ -273,14 +216,10 @@ def test_batch_norm_equals_torch_on_all_rows(
 
 @pytest.mark.parametrize(
     ("shape", "splits"),
-    [
-        ((9, 4, 3), [4, 0, 5]),
-        ((9, 4, 3, 2), [4, 0, 5]),
-        ((9, 4, 2, 1, 3), [4, 0, 5]),
-        ((5000, 64), [4999, 1]),
-    ],
+    [((9, 4, 3), [4, 0, 5]), ((9, 4, 3, 2), [4, 0, 5]), ((9, 4, 2, 1, 3), [4, 0, 5]),
+     ((5000, 64), [4999, 1])],
     ids=["three dimensions", "four", "five", "a rank reads several blocks"],
-)
+)  # fmt: skip
 def test_batch_norm_of_other_shapes(shape: tuple[int, ...], splits: list[int]) -> None:
     x, coefficients = seeded(*shape), seeded(*shape, seed=1)
     make = {4: nn.BatchNorm2d, 5: nn.BatchNorm3d}.get(len(shape), nn.SyncBatchNorm)

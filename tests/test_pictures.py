@@ -14,19 +14,9 @@ from xml.etree import ElementTree
 import pytest
 
 from sar.__main__ import main
-from sar.pictures import (
-    DARK,
-    LIGHT,
-    Plan,
-    draw_cut,
-    draw_plan,
-    draw_run,
-    read_run,
-    run,
-    save,
-    style,
-)
+from sar.pictures import DARK, LIGHT, Plan, draw_cut, draw_plan, draw_run, read_run, save
 from sar.pictures.report import page
+from sar.pictures.run import SIZE
 from sar.plan import estimate, numbers, other_number
 
 pytest.importorskip("matplotlib")
@@ -114,9 +104,9 @@ def test_png_and_svg_in_light_and_dark(dark: bool, tmp_path: Path) -> None:
 
 
 DRAWN = {
-    "run": (partial(draw_run, read_run(result())), run.SIZE),
-    "long run": (partial(draw_run, read_run(result(500, 64))), run.SIZE),
-    "one epoch": (partial(draw_run, read_run(result(1, 1))), run.SIZE),
+    "run": (partial(draw_run, read_run(result())), SIZE),
+    "long run": (partial(draw_run, read_run(result(500, 64))), SIZE),
+    "one epoch": (partial(draw_run, read_run(result(1, 1))), SIZE),
     "plan": (partial(draw_plan, plan()), (13.0, 5.4)),
     "cut": (partial(draw_cut, cut(4)), (13.0, 7.5)),
     "cut in one": (partial(draw_cut, cut(1)), (13.0, 7.5)),
@@ -125,7 +115,7 @@ DRAWN = {
 
 
 @pytest.mark.parametrize("name", DRAWN)
-def test_nothing_lies_over_anything(name: str) -> None:
+def test_nothing_lies_over_anything(name: str, tmp_path: Path) -> None:
     """Legends are outside of the axes; words are inside of the figure and not over each other."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
@@ -137,7 +127,7 @@ def test_nothing_lies_over_anything(name: str) -> None:
         canvas.draw()
         check_words(figure, canvas.get_renderer())
 
-    style.render(look, size, "svg")
+    save(tmp_path / "x.svg", look, size)
 
 
 def check_words(figure: Any, renderer: Any) -> None:
@@ -182,12 +172,6 @@ def overlap(a: Any, b: Any) -> bool:
     return min(a.x1, b.x1) - max(a.x0, b.x0) > 1 and min(a.y1, b.y1) - max(a.y0, b.y0) > 1
 
 
-def test_a_plan_has_a_tick_for_each_number_of_ranks(tmp_path: Path) -> None:
-    save(tmp_path / "plan.svg", partial(draw_plan, plan()), (13.0, 5.4))
-    found = texts(tmp_path / "plan.svg")
-    assert {"1", "2", "4", "ranks", "GiB", "s", "a", "b", "a rank has 16 GiB"} <= set(found)
-
-
 def test_numbers_of_ranks_of_a_plan() -> None:
     assert numbers(8) == [1, 2, 4, 8, 16, 32] and numbers(1) == [1, 2, 4]
     assert numbers(2048) == [256, 512, 1024, 2048]
@@ -200,17 +184,6 @@ def test_numbers_of_ranks_of_a_plan() -> None:
     assert other.rows_sent() == pytest.approx(ratio * random.rows_sent(), rel=0.01)
     assert (other.features, other.classes, other.size) == (7, 3, 8)
     assert other_number(half, 1).rows_sent() == 0
-
-
-def test_units() -> None:
-    assert [style.rate(bits) for bits in (1e8, 1e9, 2.5e10)] == [
-        "100 Mbit/s", "1 Gbit/s", "25 Gbit/s"
-    ]  # fmt: skip
-    assert style.short(2**20, style.MEMORY) == "1 MiB" and style.short(1e6, style.TRAFFIC) == "1 MB"
-    assert style.short(0, style.TRAFFIC) == "0 B"
-    assert [style.count(number) for number in (0, 9_999, 12_345, 1_234_567)] == [
-        "0", "9,999", "12.3k", "1.23M"
-    ]  # fmt: skip
 
 
 def test_numbers_of_an_svg_are_whole(tmp_path: Path) -> None:
@@ -252,19 +225,10 @@ def test_a_page_holds_each_setting_and_asks_for_nothing() -> None:
         assert name in found.words or name == "num_nodes", name
         assert isinstance(value, (dict, bool, int)) or str(value) in found.words, name
     for word in (
-        "12,345",
-        "place -, share 1.0",
-        "yes",
-        "convs.0",
-        "904 MiB",
-        "200 ms",
-        "100 ms",
-        "100 B",
-        "3 MB",
-        "0.1.0",
-        "Halo rows between parts",
-    ):
-        assert word in found.words or word == "904 MiB", word
+        "12,345", "place -, share 1.0", "yes", "convs.0", "200 ms", "100 ms", "100 B", "3 MB",
+        "0.1.0", "Halo rows between parts",
+    ):  # fmt: skip
+        assert word in found.words, word
     assert not {"script", "link", "iframe", "img", "base", "object"} & set(found.tags)
     assert not re.search(r"https?:|@import|url\((?!#)", text)
     links = [value for name, value in found.attributes if name in ("href", "xlink:href", "src")]
@@ -350,13 +314,6 @@ def test_without_matplotlib(
     assert not list(tmp_path.iterdir())
 
 
-# Vienot, Brettel, Mollon 1999: linear RGB as seen without red, and without green, receptors.
-BLIND = {
-    "protan": ((0.112, 0.888, 0.0), (0.112, 0.888, 0.0), (0.004, -0.004, 1.0)),
-    "deutan": ((0.293, 0.707, 0.0), (0.293, 0.707, 0.0), (-0.021, 0.021, 1.0)),
-}
-
-
 def linear(color: str) -> list[float]:
     parts = [int(color[at : at + 2], 16) / 255 for at in (1, 3, 5)]
     return [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
@@ -371,26 +328,9 @@ def contrast(a: str, b: str) -> float:
     return (high_ + 0.05) / (low_ + 0.05)
 
 
-def lab(rgb: list[float]) -> list[float]:
-    """CIE L*a*b* of linear sRGB."""
-    to_xyz = ((0.4124, 0.3576, 0.1805), (0.2126, 0.7152, 0.0722), (0.0193, 0.1192, 0.9505))
-    white = (0.9505, 1.0, 1.089)
-    xyz = [sum(k * p for k, p in zip(row, rgb)) / w for row, w in zip(to_xyz, white)]
-    f = [v ** (1 / 3) if v > 0.008856 else 7.787 * v + 16 / 116 for v in xyz]
-    return [116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])]
-
-
 @pytest.mark.parametrize("dark", [False, True])
-def test_colors_are_readable_and_told_apart(dark: bool) -> None:
-    """WCAG's 4.5 for words; colors of data differ for readers who see no red, or no green."""
+def test_colors_are_readable(dark: bool) -> None:
+    """WCAG's 4.5, for words and for what is drawn."""
     colors = DARK if dark else LIGHT
     for color in (colors.ink, colors.quiet, *colors.data):
         assert contrast(color, colors.paper) >= 4.5, color
-    for matrix in BLIND.values():
-        seen = [
-            lab([sum(k * p for k, p in zip(row, linear(color))) for row in matrix])
-            for color in colors.data
-        ]
-        for at, one in enumerate(seen):
-            for other in seen[:at]:
-                assert sum((a - b) ** 2 for a, b in zip(one, other)) ** 0.5 > 15

@@ -3,31 +3,20 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from harness import run_threads
-from harness.graphs import homogeneous, mixed
+from harness.graphs import GraphArrays, homogeneous, mixed
 from harness.parts import Cutter
 
 import sar
 from sar.__main__ import main
-from sar.cli import plan as cli
-from sar.cli.options import parse_rate
-from sar.comm import network
-from sar.edges.push_pull import linear_relation
-from sar.models import build_model, prepare_graph
-from sar.ops.at_sources import OutEdges
-from sar.partition.arrays import ETYPE_HOMO, NTYPE_HOMO, GraphArrays
+from sar.models import ModelOptions, build_model, prepare_graph
 from sar.plan import Costs, Hardware, Setting, Work, estimate, from_parts, measure_costs, predict
 from sar.plan import probe as probing
-from sar.plan.probe import probe, probe_bytes
-from sar.plan.statistics import GraphStatistics
-from sar.train.options import ModelOptions
 
 COSTS = Costs(1e6, 1000.0, 10.0, 0.0, 1e-6, 1e-8, [1024], [512], [], 1e-9, 0.0, 0.0, 3, 4e8, 1000)
 IN, OUT = (
@@ -36,28 +25,18 @@ IN, OUT = (
 )
 
 
-def rows_in_flight(group: sar.comm.Group, path: str) -> tuple[list[int], int, int, int, list]:
-    data = sar.load_dgl_partition_data(path, group.rank, "cpu")
-    graph = sar.construct_full_graph(data)
-    relation = graph._relation(None)
-    plan = relation.plan
-    graph.aggregate(torch.ones(graph.num_nodes(), 1), "sum")
-    sums = linear_relation(relation, torch.ones(1, 1), None, graph.policy).plan
-    sent = sum(plan.send_counts), sum(sums.send_counts)
-    ends = OutEdges(relation).plan
-    counts = [ends.recv_counts, ends.send_counts]
-    return plan.rows_in_flight.tolist(), *sent, graph.num_nodes(), counts
+def rows_in_flight(group: sar.comm.Group, path: str) -> tuple[list[int], int, int]:
+    graph = sar.construct_full_graph(sar.load_partition_data(path))
+    plan = graph._relation(None).plan
+    return plan.rows_in_flight.tolist(), sum(plan.send_counts), graph.num_nodes()
 
 
 @pytest.mark.parametrize("cut", ["random", "adversarial"])
 def test_rows_are_those_of_the_halo_plan(partitioned: Cutter, cut: str) -> None:
     path = partitioned(mixed(), 4, cut)
     ranks, graph = run_threads(4, rows_in_flight, path), from_parts(path)
-    assert [rank.nodes for rank in graph.ranks] == [one[3] for one in ranks]
+    assert [rank.nodes for rank in graph.ranks] == [one[2] for one in ranks]
     assert graph.rows_sent() == sum(one[1] for one in ranks)
-    assert graph.rows_sent("summed") == sum(one[2] for one in ranks)
-    counts = [[[*one.ended.received], [*one.ended.sent]] for one in graph.ranks]
-    assert counts == [one[4] for one in ranks]
     for rounds in (1, 2, 3):
         found = max(one.pulled.in_flight(rank, rounds) for rank, one in enumerate(graph.ranks))
         assert found == ranks[0][0][rounds - 1]
@@ -67,7 +46,7 @@ def trained_bytes(
     group: sar.comm.Group, path: str, options: ModelOptions, constant_inputs: str
 ) -> int:
     """Bytes that a rank sends in the third epoch, when what is constant is kept."""
-    data = sar.load_dgl_partition_data(path, group.rank, "cpu")
+    data = sar.load_partition_data(path)
     graph = sar.construct_full_graph(data, sar.Policy(constant_inputs=constant_inputs))
     graph = prepare_graph(graph, options)
     model = build_model(options, 12, 5)
@@ -97,8 +76,9 @@ def test_bytes_and_memory_of_a_model(
     """Graphs with many sources or many ends: backward of attention goes where fewer rows are."""
     options = ModelOptions(model, layers=3, hidden=20)
     work = Work(options, 12, 5, constant_inputs=constant_inputs)
-    costs = probe(work, 1, nodes=1024) if model == "sage" else probe_bytes(work, 1, nodes=1024)
-    path = partitioned(graph, 3, "random")
+    measure = probing.probe if model == "sage" else probing.probe_bytes
+    costs = measure(work, 1, nodes=1024)
+    path = partitioned(graph, 3, "random" if constant_inputs == "memory" else "adversarial")
     predicted = predict(from_parts(path), costs, Setting("", 2), Hardware())
     assert predicted.sent_bytes == sum(
         run_threads(3, trained_bytes, path, options, constant_inputs)
@@ -109,15 +89,15 @@ def test_bytes_and_memory_of_a_model(
     assert costs.fixed_bytes > 4 * 4 * floats * 0.9
     assert costs.node_bytes > 4 * (12 + 2 * 20 + 5)
     assert costs.edge_bytes > 4
-    assert model != "sage" or (costs.fixed_seconds > 0 and costs.byte_seconds > 0)
+    if model == "sage":
+        assert costs.fixed_seconds > 0 and costs.byte_seconds > 0 and costs.message_seconds > 0
 
 
 def test_estimate_of_a_random_cut_is_that_of_a_regular_graph(partitioned: Cutter) -> None:
     nodes, degree = 2000, 5
     src = torch.arange(nodes).repeat_interleave(degree)  # every node is the source of 5 edges
     dst = torch.randint(nodes, (len(src),), generator=torch.Generator().manual_seed(0))
-    arrays = GraphArrays("regular", {NTYPE_HOMO: nodes}, {ETYPE_HOMO: (src, dst)})
-    real = from_parts(partitioned(arrays, 4, "random"))
+    real = from_parts(partitioned(homogeneous("regular", nodes, src, dst), 4, "random"))
     guess = estimate("regular", nodes, nodes * degree, 4)
     assert guess.estimated and not real.estimated
     assert guess.rows_sent() == pytest.approx(real.rows_sent(), rel=0.03)
@@ -126,7 +106,7 @@ def test_estimate_of_a_random_cut_is_that_of_a_regular_graph(partitioned: Cutter
     assert estimate("regular", nodes, nodes * degree, 1).rows_sent() == 0
 
 
-def even(size: int) -> GraphStatistics:
+def even(size: int) -> Any:
     return estimate("even", 8000, 80_000, size, halo_share=1.0)
 
 
@@ -154,29 +134,6 @@ def test_time_is_compute_and_wire_partly_at_once() -> None:
     assert packed.compute_seconds == pytest.approx(2 * fast.compute_seconds)
 
 
-def test_rounds_and_messages_cost_what_they_are() -> None:
-    costs = replace(COSTS, round_seconds=1e-2, message_seconds=1e-3, summed_bytes=[], reductions=3)
-
-    def more(size: int, rounds: int, costs: Costs = costs) -> float:
-        with_them, without = (
-            predict(even(size), one, Setting("", rounds), Hardware()).compute_seconds
-            for one in (costs, replace(costs, round_seconds=0.0, message_seconds=0.0))
-        )
-        return with_them - without
-
-    assert more(1, 1) == 0
-    narrow = replace(costs, pulled_bytes=[16])  # 16 kB to each of four: small messages
-    assert more(4, 1, narrow) == pytest.approx(3 * (3 + 1) * 1e-3)
-    assert more(4, 3, narrow) == pytest.approx(2e-2 + 3 * (3 + 3) * 1e-3)
-    wide = replace(costs, pulled_bytes=[1024, 1024])  # large ones go out one after another
-    assert more(4, 1, wide) == pytest.approx(3 * (3 + 6) * 1e-3)
-
-
-def test_sockets_cost_something() -> None:
-    assert 1e-12 < network.byte_seconds() < 1e-6
-    assert 1e-7 < network.message_seconds() < 1e-2
-
-
 def test_seconds_are_those_that_made_the_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs that take what known costs say give these costs back."""
     fixed, node, edge, byte, nodes = 0.01, 3e-6, 2e-8, 5e-9, 1000
@@ -200,7 +157,7 @@ def test_a_host_must_hold_all_its_ranks() -> None:
 
 
 def run_plan(monkeypatch: pytest.MonkeyPatch, capsys: Any, *words: str) -> tuple[int, str, str]:
-    monkeypatch.setattr(cli, "measure_costs", lambda *_: COSTS)
+    monkeypatch.setattr("sar.cli.plan.measure_costs", lambda *_: COSTS)
     status = main(["plan", *words])
     return (status, *capsys.readouterr())
 
@@ -224,11 +181,14 @@ def test_command_line(monkeypatch: pytest.MonkeyPatch, capsys: Any, partitioned:
     names = [one["setting"]["name"] for one in content["settings"]]
     assert names == ["strict, keep", "one-shot, keep", "strict, recompute", "one-shot, recompute"]
     assert content["settings"][0]["sent_bytes"] == sent
+    words, wires = (path, "--feature-width", "12", "--json", "--bandwidth"), []
+    for rate in ("1Gbit", "5 Mbit/s"):
+        content = json.loads(run_plan(monkeypatch, capsys, *words, rate)[1])
+        wires.append(content["settings"][0]["wire_seconds"])
+    assert wires[1] == pytest.approx(200 * wires[0])
 
 
-def test_plot(
-    monkeypatch: pytest.MonkeyPatch, capsys: Any, partitioned: Cutter, tmp_path: Path
-) -> None:
+def test_plot(monkeypatch: Any, capsys: Any, partitioned: Cutter, tmp_path: Path) -> None:
     """Lines for each setting against ranks; what was counted is told from what is estimated."""
     pytest.importorskip("matplotlib")
     parts, plot = partitioned(mixed(), 3, "random"), tmp_path / "plan.svg"
@@ -259,9 +219,7 @@ def test_plot(
         (["nowhere.json"], "nowhere.json"),
     ],
 )
-def test_typos(
-    words: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
+def test_typos(words: list[str], message: str, monkeypatch: Any, capsys: Any) -> None:
     status, _, error = run_plan(monkeypatch, capsys, *words)
     assert status == 2 and message in error
 
@@ -273,8 +231,3 @@ def test_partitions_fix_the_number_of_ranks(
     words = (path, "--hosts", "2", "--feature-width", "4")
     status, _, error = run_plan(monkeypatch, capsys, *words)
     assert status == 2 and "--hosts: got 2 hosts of 1 ranks for a graph of 3 parts" in error
-
-
-def test_rates() -> None:
-    assert [parse_rate(text) for text in ("25Gbit", "100 Mbit/s", "1.5tbit")] == [25e9, 1e8, 1.5e12]
-    assert np.isclose(parse_rate("5kbit"), 5000)

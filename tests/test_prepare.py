@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 import sar
 from sar.comm import Group
-from sar.models import options_of
 
 
 class Model(nn.Module):
@@ -101,27 +100,6 @@ def test_it_says_once_what_it_did(partitioned: Cutter, capsys: pytest.CaptureFix
         "  SAGEConv x 1: fused where graph and inputs allow",
         "  DotGatConv x 1: its own code: no fused layer stands for it",
     ]
-
-
-def test_it_is_logged_where_somebody_listens(
-    partitioned: Cutter, caplog: pytest.LogCaptureFixture
-) -> None:
-    path = partitioned(mixed(), 1)
-
-    def case(group: Group) -> None:
-        graph, *_ = part(path)
-        model = nn.ModuleList([dgl.nn.GraphConv(2, 2), dgl.nn.GraphConv(2, 2)])
-        model[1].forward = lambda graph, x: x
-        sar.prepare(model, graph, donate=True)
-        assert options_of(model[0]).donate
-        sar.prepare(model, graph)
-        assert options_of(model[0]).donate, "what was asked for stays"
-
-    with caplog.at_level(logging.INFO, "sar"), pytest.warns(UserWarning, match="its own code runs"):
-        run_threads(1, case)
-    (text,) = caplog.messages
-    assert "1 rank:" in text and "fused where graph and inputs allow, may write over" in text
-    assert "GraphConv x 1: its own code: GraphConv has a forward of its own" in text
 
 
 def test_strict_refuses_what_is_not_fused(partitioned: Cutter) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from harness import run_threads
-from harness.graphs import looped, mixed
+from harness.graphs import ETYPE_HOMO, GraphArrays, bibliography, looped, mixed
 from harness.parts import Cutter
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -20,9 +20,6 @@ from torch_geometric.utils import trim_to_layer
 
 import sar
 from sar.comm import Group
-from sar.partition.arrays import ETYPE_HOMO, GraphArrays
-from sar.partition.load import load_partition
-from sar.partition.sources.generate import bibliography_graph
 from sar.sampling import NeighborLoader
 
 SIZES = [1, 2]
@@ -32,7 +29,7 @@ LAYERS, CLASSES = 2, 4
 @cache
 def papers() -> GraphArrays:
     """Papers, authors and terms, all with features; each type has incoming relations."""
-    graph = bibliography_graph(60, seed=2)
+    graph = bibliography(60, seed=2)
     rng = torch.Generator().manual_seed(0)
     rows = {n: torch.randn(c, 16, generator=rng) for n, c in graph.num_nodes.items()}
     data = {n: dict(graph.node_data.get(n, {})) for n in graph.num_nodes}
@@ -146,7 +143,7 @@ def test_all_neighbors_give_the_whole_graph(
     F.cross_entropy(whole[train], columns["label"][train], reduction="sum").backward()
 
     def case(group: Group, path: str) -> tuple[list[int], list[Tensor]]:
-        data, own, seen = load_partition(path, group.rank), deepcopy(model), []
+        data, own, seen = sar.load_partition_data(path), deepcopy(model), []
         with loader_of(data, [-1] * LAYERS, batch_size=7) as loader:
             for batch in loader:
                 store = labelled(batch)
@@ -167,39 +164,3 @@ def test_all_neighbors_give_the_whole_graph(
             want, grad = (zeros if one is None else one for one in (want, grad))
             scale = 1e-12 * max(1.0, float(want.abs().max()))
             torch.testing.assert_close(grad, want, rtol=1e-12, atol=scale)
-
-
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("name", ["GAT", "HGT"])
-def test_sampled_neighbors_train(name: str, size: int, partitioned: Cutter) -> None:
-    """The loss on the whole graph falls far, and ranks keep the same parameters."""
-    graph, model = MODELS[name][0](), made(name)
-    columns = graph.node_data["_N" if graph.is_homogeneous else "paper"]
-    train = columns["train_mask"].bool()
-
-    def loss_of(one: nn.Module) -> float:
-        with torch.no_grad():
-            return float(F.cross_entropy(on_the_whole(one, graph)[train], columns["label"][train]))
-
-    def case(group: Group, path: str) -> dict[str, Tensor]:
-        data, own = load_partition(path, group.rank), deepcopy(model)
-        optimizer = torch.optim.Adam(own.parameters(), lr=0.02)
-        with loader_of(data, [3, 2], batch_size=4, shuffle=True) as loader:
-            for _ in range(12):
-                for batch in loader:
-                    store = labelled(batch)
-                    logits = on_a_batch(own, batch, name in TRIMMED)
-                    values = F.cross_entropy(logits, store.y[: len(logits)], reduction="none")
-                    optimizer.zero_grad()
-                    sar.global_mean(values).backward()
-                    sar.gather_grads(own)
-                    optimizer.step()
-        return own.state_dict()
-
-    before = loss_of(model)
-    states = run_threads(size, case, partitioned(graph, size))
-    for state in states:
-        model.load_state_dict(state)
-        assert loss_of(model) < 0.8 * before
-        for key, rows in states[0].items():
-            assert torch.equal(state[key], rows)

@@ -64,9 +64,6 @@ def test_whole_numbers_are_grouped_everywhere() -> None:
 
 def test_settings_are_those_of_the_model_that_ran(run: dict[str, Any]) -> None:
     assert not {"layers", "hidden", "heads", "dropout", "batch_norm"} & set(run["config"])
-
-
-def test_arguments_of_a_model_of_ones_own_are_told(run: dict[str, Any]) -> None:
     assert run["config"]["model"].endswith("net.py:Net") and run["config"]["args"] == {"width": 6}
 
 

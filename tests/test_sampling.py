@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 import threading
-import time
 from collections import Counter
 from typing import Any
 
@@ -14,19 +13,14 @@ import pytest
 import torch
 from harness import run_threads
 from harness.covering import by_pairs
-from harness.graphs import hetero, mixed
+from harness.graphs import ETYPE_HOMO, GraphArrays, hetero, mixed
 from harness.parts import Cutter
 from harness.pool import WorkerPool
 from torch import Tensor
 
+import sar
 from sar.comm import Group
-from sar.errors import CommError
-from sar.partition.arrays import ETYPE_HOMO, GraphArrays
-from sar.partition.book import EType
-from sar.partition.load import load_partition
-from sar.sampling import Draws, NeighborLoader, NeighborSampler, Seeds
-from sar.sampling.exchange import Exchange, id_bounds
-from sar.sampling.topology import topology
+from sar.sampling import NeighborLoader
 
 CUTS = [(1, "random"), (2, "metis"), (3, "random"), (4, "adversarial")]
 
@@ -35,11 +29,11 @@ def draws_of(group: Group, path: str, ntype: str, fan: list, options: dict) -> d
     """Original ids of the edges that two steps draw per step, hop, relation and drawing node."""
     found: dict[tuple, list[int]] = {}
 
-    def add(etype: EType, drawing: Tensor, eid: Tensor, *place: int) -> None:
+    def add(etype: tuple[str, str, str], drawing: Tensor, eid: Tensor, *place: int) -> None:
         for node in drawing.unique().tolist():
             found[(*place, etype, node)] = sorted(eid[drawing == node].tolist())
 
-    data, steps = load_partition(path, group.rank), list[Any]()
+    data, steps = sar.load_partition_data(path), list[Any]()
     with NeighborLoader(data, fan, ntype, batch_size=1000, seed=3, **options) as loader:
         steps += [next(iter(loader)), next(iter(loader))]
     near = 0 if "direction" in options else 2
@@ -113,28 +107,29 @@ def inclusions(weights: list[float], fanout: int) -> list[float]:
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("replace", [False, True])
 def test_frequencies_of_draws(replace: bool, weighted: bool, partitioned: Cutter) -> None:
-    """Chi-square over many steps of what another rank draws: how often each in-edge comes."""
-    degree, fanout, steps, bulk = 7, 3, 4000, 40
-    ends = (torch.arange(degree) + 1, torch.zeros(degree, dtype=torch.int64))
-    edge_data = {ETYPE_HOMO: {"w": WEIGHTS}}
-    graph = GraphArrays("star", {"_N": degree + 1}, {ETYPE_HOMO: ends}, {}, edge_data)
+    """Chi-square over many nodes and steps of what another rank draws: how often each in-edge
+    comes. A seed is reached by many nodes, each of which by the same few."""
+    degree, fanout, centers, epochs = 7, 3, 400, 10
+    center, leaf = torch.arange(centers) + 1, torch.arange(degree)
+    src = torch.cat([center, leaf.repeat(centers) + centers + 1])
+    dst = torch.cat([center * 0, center.repeat_interleave(degree)])
+    columns = {"w": torch.cat([torch.ones(centers), WEIGHTS.repeat(centers)])}
+    columns["leaf"] = torch.cat([-torch.ones_like(center), leaf.repeat(centers)])
+    nodes = {"_N": centers + degree + 1}
+    graph = GraphArrays("stars", nodes, {ETYPE_HOMO: (src, dst)}, {}, {ETYPE_HOMO: columns})
 
-    def case(group: Group) -> list[int]:
-        data, attr = load_partition(path, group.rank), "w" if weighted else None
-        swap = Exchange(group, bulk)
-        edges = topology(data, swap, [ETYPE_HOMO], attr)
-        draws = Draws([{ETYPE_HOMO: fanout}], replace, seed=1)
-        sampler = NeighborSampler(edges, swap, draws)
-        far = torch.tensor([0]) if group.rank == 0 else torch.empty(0, dtype=torch.int64)
-        center = int(id_bounds(data.book, "_N")[1])  # owned by the other rank
-        samples = []
-        for first in range(0, steps, bulk):
-            seeds = [Seeds({"_N": far + center}, step) for step in range(first, first + bulk)]
-            samples += sampler.sample(seeds)
-        return [int(e) for one in samples for e in one.hops[0][ETYPE_HOMO].eid.tolist()]
+    def case(group: Group) -> Counter:
+        data, found = sar.load_partition_data(path), Counter()
+        options = {"replace": replace, "weight_attr": "w" if weighted else None, "seed": 1}
+        seed = data.node_features["_N/orig_id"] == 0
+        with NeighborLoader(data, [-1, fanout], seed, as_="tensors", **options) as loader:
+            for batch in itertools.chain(*[loader] * epochs):
+                found.update(batch.edge_data[ETYPE_HOMO]["leaf"].tolist())
+        return found
 
-    path = partitioned(graph.with_orig_ids(), 2, [1] + [0] * degree)
-    counts = Counter(run_threads(2, case)[0])
+    path = partitioned(graph.with_orig_ids(), 2, [0] + [1] * centers + [0] * degree)
+    counts, steps = run_threads(2, case)[0], centers * epochs
+    assert counts.pop(-1) == steps
     weights = WEIGHTS.tolist() if weighted else [1.0] * degree
     chances = [fanout * w / sum(weights) for w in weights]
     chances = chances if replace else inclusions(weights, fanout)
@@ -150,7 +145,7 @@ def test_uneven_ranks_take_as_many_steps(partitioned: Cutter) -> None:
     each epoch a last batch that is not full, where it is dropped."""
 
     def case(group: Group, path: str) -> list:
-        data, found = load_partition(path, group.rank), []
+        data, found = sar.load_partition_data(path), []
         mask = torch.zeros(data.num_nodes("_N"), dtype=torch.bool)
         mask[: 11 if group.rank == 0 else 0] = True
         own = data.node_features["_N/orig_id"][mask].tolist()
@@ -177,20 +172,15 @@ def test_uneven_ranks_take_as_many_steps(partitioned: Cutter) -> None:
         assert dropped == ([0, 0] if rank else [4, 4], [2, 3])
 
 
-def test_pyg_data_and_models(partitioned: Cutter) -> None:
-    """With all neighbors the nodes of PyG's k-hop subgraph, and the edges that lead towards seeds;
-    its layers give the logits of the whole graph, trimmed as well."""
-    from torch_geometric.nn import GraphSAGE
+def test_pyg_data(partitioned: Cutter) -> None:
+    """With all neighbors the nodes of PyG's k-hop subgraph, and the edges that lead to seeds."""
     from torch_geometric.utils import k_hop_subgraph
 
     graph = mixed()
     index = torch.stack(graph.edges[ETYPE_HOMO])
-    torch.manual_seed(0)
-    model = GraphSAGE(6, 5, 2, 4).double()
-    whole = model(graph.node_data["_N"]["feat"].double(), index)
 
     def case(group: Group, path: str) -> None:
-        data = load_partition(path, group.rank)
+        data = sar.load_partition_data(path)
         for batch in NeighborLoader(data, [-1, -1], batch_size=6, as_="pyg"):
             if not batch.batch_size:
                 continue
@@ -205,46 +195,6 @@ def test_pyg_data_and_models(partitioned: Cutter) -> None:
             assert torch.equal(batch.weight, graph.edge_data[ETYPE_HOMO]["weight"][batch.e_id])
             assert sum(batch.num_sampled_nodes) == batch.num_nodes == len(batch.n_id)
             assert sum(batch.num_sampled_edges) == batch.num_edges
-            trimmed = {
-                "num_sampled_nodes_per_hop": batch.num_sampled_nodes,
-                "num_sampled_edges_per_hop": batch.num_sampled_edges,
-            }
-            for more in ({}, trimmed):
-                out = model(batch.x.double(), batch.edge_index, **more)[: batch.batch_size]
-                torch.testing.assert_close(out, whole[seeds].detach(), rtol=1e-12, atol=1e-12)
-
-    for size, method in CUTS:
-        run_threads(size, case, partitioned(graph, size, method))
-
-
-def test_pyg_data_of_several_types(partitioned: Cutter) -> None:
-    from torch_geometric.nn import HeteroConv, SAGEConv
-
-    graph = hetero()
-    torch.manual_seed(0)
-    layer = HeteroConv({e: SAGEConv((6, 6), 3).double() for e in graph.edges})
-    feats = {n: graph.node_data[n]["feat"].double() for n in graph.num_nodes}
-    whole = layer(feats, {e: torch.stack(ends) for e, ends in graph.edges.items()})
-
-    def case(group: Group, path: str) -> None:
-        data = load_partition(path, group.rank)
-        for batch in NeighborLoader(data, [-1], "item", batch_size=6, as_="pyg"):
-            store = batch["item"]
-            if not store.batch_size:
-                continue
-            seeds = store.n_id[: store.batch_size]
-            for etype, ends in graph.edges.items():
-                edges = batch[etype]
-                nodes = [batch[n].n_id[i] for n, i in zip(etype[::2], edges.edge_index)]
-                assert torch.equal(torch.stack(nodes), torch.stack(ends)[:, edges.e_id])
-                for name, rows in graph.edge_data[etype].items():
-                    assert name == "orig_eid" or torch.equal(edges[name], rows[edges.e_id])
-            for ntype, rows in graph.node_data.items():
-                for name, known in (("x", "feat"), ("y", "label")):
-                    assert torch.equal(batch[ntype][name], rows[known][batch[ntype].n_id])
-            out = layer({n: batch[n].x.double() for n in graph.num_nodes}, batch.edge_index_dict)
-            got = out["item"][: store.batch_size]
-            torch.testing.assert_close(got, whole["item"][seeds].detach(), rtol=1e-12, atol=1e-12)
 
     for size, method in CUTS:
         run_threads(size, case, partitioned(graph, size, method))
@@ -255,7 +205,7 @@ def test_pyg_data_of_several_types(partitioned: Cutter) -> None:
 
 def trees_of(group: Group, path: str, fan: list[int], options: dict) -> dict[int, list[int]]:
     """Per seed of this rank, the original ids of the edges of its tree, hop after hop."""
-    data, found = load_partition(path, group.rank), dict[int, list[int]]()
+    data, found = sar.load_partition_data(path), dict[int, list[int]]()
     for batch in NeighborLoader(data, fan, as_="pyg", batch_size=57, **options):
         tree = batch.batch[batch.edge_index]
         assert torch.equal(tree[0], tree[1]), "an edge joins two trees"
@@ -302,7 +252,7 @@ def test_nothing_later_than_the_seed(
     src, dst = graph.edges[ETYPE_HOMO]
 
     def case(group: Group, path: str) -> int:
-        data, seen = load_partition(path, group.rank), 0
+        data, seen = sar.load_partition_data(path), 0
         ids = data.node_features["_N/orig_id"]
         time = ids % 23 if by_edge else None
         loader = NeighborLoader(
@@ -334,33 +284,13 @@ def test_nothing_later_than_the_seed(
 # ---------------------------------------------------------------- ahead, and leaving half-way
 
 
-@pytest.mark.parametrize(("prefetch", "bulk"), [(0, 1), (0, 4), (1, 1), (2, 3), (9, 50)])
-def test_batches_do_not_depend_on_who_makes_them_when(
-    prefetch: int, bulk: int, partitioned: Cutter
-) -> None:
-    path = partitioned(mixed(), 3, "random")
-
-    def case(group: Group, prefetch: int, bulk: int) -> list:
-        data = load_partition(path, group.rank)
-        options = {"shuffle": True, "as_": "tensors", "prefetch": prefetch, "bulk": bulk}
-        with NeighborLoader(data, [3, 2], batch_size=4, **options) as loader:
-            return [batch for _ in range(2) for batch in loader]
-
-    want, got = (run_threads(3, case, *way) for way in ((0, 1), (prefetch, bulk)))
-    for one, other in zip(want, got, strict=True):
-        assert len(one) == len(other) > 0
-        for a, b in zip(one, other, strict=True):
-            assert torch.equal(a.node_ids["_N"], b.node_ids["_N"]) and a.step == b.step
-            assert torch.equal(a.node_data["_N"]["feat"], b.node_data["_N"]["feat"])
-
-
 @pytest.mark.parametrize("prefetch", [0, 1, 3])
 def test_an_epoch_may_be_left_half_way(prefetch: int, partitioned: Cutter) -> None:
     """The next one starts clean, and no thread stays."""
     path = partitioned(mixed(), 3, "random")
 
     def case(group: Group) -> None:
-        data = load_partition(path, group.rank)
+        data = sar.load_partition_data(path)
         loader = NeighborLoader(data, [3], batch_size=2, as_="tensors", prefetch=prefetch)
         for after in (1, 2, 0, 5):
             for number, _ in enumerate(loader):
@@ -383,7 +313,7 @@ def test_an_epoch_may_be_left_half_way(prefetch: int, partitioned: Cutter) -> No
 
 def case_beside(group: Group, path: str) -> list[tuple]:
     """A thread draws ahead while this one sums, each on connections of its own."""
-    data, found = load_partition(path, group.rank), []
+    data, found = sar.load_partition_data(path), []
     with NeighborLoader(data, [3, 2], batch_size=2, as_="tensors", prefetch=2, group=group) as one:
         for batch in one:
             total = group.all_reduce(torch.tensor([float(batch.batch_size), group.rank, 1.0]))
@@ -402,36 +332,9 @@ def test_ranks_in_processes(partitioned: Cutter, either: WorkerPool) -> None:
     assert got == want and all(same for one in got for _, _, same in one)
 
 
-def case_dies_in_the_loop(group: Group, path: str) -> str:
-    """Rank 1 makes an error of its own beside a loader that makes batches ahead."""
-    data = load_partition(path, group.rank)
-    options = {"batch_size": 1, "as_": "tensors", "prefetch": 1, "bulk": 1, "group": group}
-    try:
-        with NeighborLoader(data, [3, 2], **options) as loader:
-            for step, _ in enumerate(loader):
-                if group.rank == 1 and step == 1:
-                    time.sleep(2)  # until the others have all the batches they want
-                    raise KeyError("no such column")
-                group.all_reduce(torch.ones(1))
-    except KeyError:
-        os._exit(1)
-    except CommError as error:
-        return str(error)
-    return "nothing"
-
-
-def test_an_error_in_a_loop_over_batches_is_not_waited_for(
-    partitioned: Cutter, either: WorkerPool
-) -> None:
-    began = time.monotonic()
-    told = either.run(3, case_dies_in_the_loop, partitioned(mixed(), 3), timeout=60.0, may_die={1})
-    assert time.monotonic() - began < 40
-    assert all("rank 1" in one for one in (told[0], told[2]))
-
-
 def case_starts_and_stops(group: Group, path: str, cycles: int) -> list[tuple[int, int, int]]:
     """What this process holds after a few loaders, and after all of them."""
-    data, held = load_partition(path, group.rank), []
+    data, held = sar.load_partition_data(path), []
     for cycle in range(cycles):
         options = {"batch_size": 4, "as_": "tensors", "prefetch": cycle % 3, "group": group}
         with NeighborLoader(data, [3, 2], **options) as loader:

@@ -8,15 +8,12 @@ import pytest
 import torch
 from harness import run_threads
 from harness.graphs import hetero, mixed
-from harness.parts import Cutter
+from harness.parts import Cutter, load_partition
 from test_loader_options import same
 
 from sar.comm import Group, use_group
 from sar.errors import SarError
-from sar.partition.load import load_partition
-from sar.sampling import LinkNeighborLoader, NeighborLoader
-from sar.sampling.remote import Servers
-from sar.sampling.serve import serve
+from sar.sampling import LinkNeighborLoader, NeighborLoader, Servers, serve
 
 SHAPES = [(1, 1, "dgl"), (2, 2, "tensors"), (3, 1, "pyg"), (1, 3, "pyg"), (2, 3, "dgl")]
 
@@ -113,16 +110,14 @@ def test_link_batches(partitioned: Cutter) -> None:
 
     case = world_of(partitioned(graph, 2), 2, train)
     got = run_threads(4, case)[2:]
-    ends = []
-    for batches in got:
-        own = [
-            torch.stack([b.node_ids["_N"][b.links.src], b.node_ids["_N"][b.links.dst]])
-            for b in batches
-        ]
-        ends.append(torch.cat(own, dim=1).T)
-    count = len(graph.edges[("_N", "_E", "_N")][0])
-    want = sorted(map(tuple, torch.stack(graph.edges[("_N", "_E", "_N")]).T.tolist()))
-    assert sorted(map(tuple, torch.cat(ends).tolist())) == want and len(want) == count
+
+    def seeds(batch: Any) -> torch.Tensor:
+        ids, links = batch.node_ids["_N"], batch.links
+        return torch.stack([ids[links.src], ids[links.dst]], dim=1)
+
+    ends = [torch.cat(list(map(seeds, batches))) for batches in got]
+    want = torch.stack(graph.edges["_N", "_E", "_N"], dim=1).tolist()
+    assert sorted(torch.cat(ends).tolist()) == sorted(want)
     mine = run_threads(2, local, partitioned(graph, 2), ends)
     for own, other in zip(mine, got):
         for one, two in zip(own, other, strict=True):
@@ -164,7 +159,6 @@ BAD: list[tuple[dict, type, str]] = [
     ({"input_nodes": [3]}, TypeError, "seeds: got list, expected a tensor"),
     ({"rebalance": True}, ValueError, "servers deal seeds out already"),
     ({"filter": print}, SarError, "filter: got one, which servers cannot call"),
-    ({"fields": {"_N": ["no"]}}, ValueError, "fields: got 'no' of '_N', expected one of"),
     ({"batchsize": 2}, TypeError, "unknown option 'batchsize'; did you mean 'batch_size'"),
 ]  # fmt: skip
 

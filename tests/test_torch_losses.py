@@ -34,14 +34,9 @@ def part(value: Any, splits: list[int], rank: int) -> Any:
 
 
 def check(
-    splits: list[int],
-    ours: Loss,
-    theirs: Callable[[Tensor], Tensor],
-    values: Tensor,
-    *others: Any,
-    close: float = 1e-12,
-    **options: Any,
-) -> None:
+    splits: list[int], ours: Loss, theirs: Callable[[Tensor], Tensor], values: Tensor,
+    *others: Any, close: float = 1e-12, **options: Any,
+) -> None:  # fmt: skip
     """``ours`` on the ranks' rows against ``theirs`` on all, three times, so that losses count."""
     whole = values.clone().requires_grad_()
     expected = theirs(whole)
@@ -73,12 +68,9 @@ def masked(kind: str, shape: tuple[int, ...] = ()) -> tuple[Tensor, Any]:
 
 
 @by_pairs(
-    splits=SPLITS,
-    kind=["none", "bool"],
-    labels=["classes", "ignored", "probabilities"],
-    weighted=[False, True],
-    smoothing=[0.0, 0.2],
-)
+    splits=SPLITS, kind=["none", "bool"], labels=["classes", "ignored", "probabilities"],
+    weighted=[False, True], smoothing=[0.0, 0.2],
+)  # fmt: skip
 def test_cross_entropy(
     splits: list[int], kind: str, labels: str, weighted: bool, smoothing: float
 ) -> None:
@@ -90,24 +82,17 @@ def test_cross_entropy(
     weight = torch.tensor([0.5, 2.0, 1.0, 0.0], dtype=torch.float64) if weighted else None
     rows, mask = masked(kind)
     options = {"weight": weight, "label_smoothing": smoothing, **ignore}
-    check(
-        splits,
-        sar.cross_entropy,
-        lambda whole: F.cross_entropy(whole[rows], y[rows], **options),
-        logits,
-        y,
-        mask,
-        **options,
-    )
+
+    def theirs(whole: Tensor) -> Tensor:
+        return F.cross_entropy(whole[rows], y[rows], **options)
+
+    check(splits, sar.cross_entropy, theirs, logits, y, mask, **options)
 
 
 @by_pairs(
-    splits=SPLITS,
-    kind=["none", "bool", "single values"],
-    columns=[None, 3],
-    weight=[None, "columns", "rows", "all"],
-    positive=[False, True],
-)
+    splits=SPLITS, kind=["none", "bool", "single values"], columns=[None, 3],
+    weight=[None, "columns", "rows", "all"], positive=[False, True],
+)  # fmt: skip
 def test_binary_cross_entropy(
     splits: list[int], kind: str, columns: int | None, weight: str | None, positive: bool
 ) -> None:
@@ -118,15 +103,11 @@ def test_binary_cross_entropy(
     options["pos_weight"] = seeded(*shape[-1:], seed=3).abs() if positive else None
     rows, mask = masked(kind, shape)
     wide = {k: None if v is None else v.expand(shape)[rows] for k, v in options.items()}
-    check(
-        splits,
-        sar.binary_cross_entropy_with_logits,
-        lambda whole: F.binary_cross_entropy_with_logits(whole[rows], labels[rows], **wide),
-        logits,
-        labels.long() if positive else labels,
-        mask,
-        **options,
-    )
+
+    def theirs(whole: Tensor) -> Tensor:
+        return F.binary_cross_entropy_with_logits(whole[rows], labels[rows], **wide)
+
+    check(splits, BCE, theirs, logits, labels.long() if positive else labels, mask, **options)
 
 
 def weighted_mean(losses: Tensor, weight: Tensor | None) -> Tensor:
@@ -134,12 +115,9 @@ def weighted_mean(losses: Tensor, weight: Tensor | None) -> Tensor:
 
 
 @by_pairs(
-    splits=SPLITS,
-    kind=["none", "bool", "single values"],
-    columns=[None, 3],
-    weight=[None, "rows", "all"],
-    ours=[sar.mse_loss, sar.global_mean],
-)
+    splits=SPLITS, kind=["none", "bool", "single values"], columns=[None, 3],
+    weight=[None, "rows", "all"], ours=[sar.mse_loss, sar.global_mean],
+)  # fmt: skip
 def test_weighted_means(
     splits: list[int], kind: str, columns: int | None, weight: str | None, ours: Loss
 ) -> None:
@@ -152,16 +130,13 @@ def test_weighted_means(
     wide = given
     if given is not None:
         wide = (given if given.dim() == values.dim() else given[:, None]).expand(shape)[rows]
-    is_mse = ours is sar.mse_loss
-    check(
-        splits,
-        ours,
-        lambda whole: weighted_mean(((whole - targets) ** 2 if is_mse else whole)[rows], wide),
-        values,
-        *([targets] if is_mse else []),
-        mask,
-        weight=given,
-    )
+    others = [targets, mask] if ours is sar.mse_loss else [mask]
+
+    def theirs(whole: Tensor) -> Tensor:
+        losses = (whole - targets) ** 2 if ours is sar.mse_loss else whole
+        return weighted_mean(losses[rows], wide)
+
+    check(splits, ours, theirs, values, *others, weight=given)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

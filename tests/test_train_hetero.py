@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import subprocess
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,24 +11,21 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from harness.graphs import to_dgl
+from harness.commands import on_threads, trainer_of
+from harness.graphs import GraphArrays, bibliography, to_dgl
+from harness.parts import Cutter
 from torch import Tensor, nn
 
-from sar.__main__ import main, read_words
-from sar.cli.evaluate import work
-from sar.cli.train import make_trainer
+from sar.__main__ import main
 from sar.comm import Group, ThreadGroup
 from sar.nn.embedding import initial_rows
-from sar.partition.arrays import GraphArrays
-from sar.partition.sources.generate import bibliography_graph
-from sar.partition.write import write_partitions
 from sar.train.embedding import shared_state, with_own_rows
 
 PAPERS, EPOCHS = 120, 4
 
 
 def library(all_features: bool = False) -> GraphArrays:
-    arrays = bibliography_graph(PAPERS, 3, features=5)
+    arrays = bibliography(PAPERS, 3, features=5)
     if all_features:
         draw = torch.Generator().manual_seed(0)
         for width, ntype in enumerate(("author", "term"), 3):
@@ -40,10 +36,7 @@ def library(all_features: bool = False) -> GraphArrays:
 
 def cut(arrays: GraphArrays, size: int, folder: Path) -> str:
     home = np.random.default_rng(1).integers(0, size, arrays.total_nodes)
-    out = folder / f"parts{size}"
-    if out.exists():
-        return str(next(out.glob("*.json")))
-    return str(write_partitions(arrays, home, out, num_parts=size))
+    return Cutter(folder)(arrays, size, home)
 
 
 def trained(
@@ -53,10 +46,9 @@ def trained(
 
     Parameters come of a generator of their own: threads share torch's.
     """
-    args = read_words(["train", path, "--no-progress", *words])
 
     def rank(group: Group) -> Any:
-        trainer = make_trainer(args, group, torch.device("cpu"))
+        trainer = trainer_of(group, path, "--no-progress", *words)
         first = begin or drawn(shared_state(trainer.model))
         trainer.model.load_state_dict(with_own_rows(trainer.model, first))
         if resume:
@@ -154,10 +146,8 @@ def test_learned_rows_are_part_of_the_checkpoint(tmp_path: Path) -> None:
     found = []
     for size, name in ((2, "a"), (1, "b"), (3, "b")):
         out = tmp_path / f"{name}{size}"
-        where = ["--checkpoint", str(run / name), "--out", str(out), "--gather", "--logits"]
-        args = read_words(["evaluate", cut(arrays, size, tmp_path), *where])
-        predict = partial(work, args, device=torch.device("cpu"))
-        ThreadGroup.run(size, lambda group, predict=predict: predict(group=group), timeout=60)
+        where = ["--checkpoint", run / name, "--out", out, "--gather", "--logits"]
+        on_threads(size, "evaluate", cut(arrays, size, tmp_path), *where)
         found.append(np.load(out / "predictions.npz")["logits"])
     assert found[0].shape == (PAPERS, 4)
     for logits in found[1:]:
@@ -202,11 +192,7 @@ def test_a_model_of_ones_own_gets_rows_by_type_and_may_give_them(
     ],
 )
 def test_told_before_ranks_start(
-    words: list[str],
-    text: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
+    words: list[str], text: str, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("a rank was started"))
     assert main(["train", cut(library(), 2, tmp_path), "--model", "rgcn", *words]) == 2

@@ -11,18 +11,23 @@ import torch
 from harness import run_threads
 from harness.compare import relative_error
 from harness.covering import by_pairs
-from harness.graphs import homogeneous
+from harness.graphs import GraphArrays, homogeneous
 from harness.parts import Cutter
 from torch import Tensor, nn
 
 import sar
 from sar.comm import current_group
 from sar.models import Call
-from sar.partition.arrays import NTYPE_HOMO, GraphArrays
-from sar.train import DataOptions, ModelOptions, Trainer, TrainOptions, build_model, load_node_data
+from sar.train import (
+    DataOptions,
+    ModelOptions,
+    NodeData,
+    Trainer,
+    TrainOptions,
+    build_model,
+    load_node_data,
+)
 from sar.train.blocks import training_blocks
-from sar.train.data import NodeData
-from sar.train.trainer import Record
 
 NODES, WIDTH, CLASSES, EPOCHS = 240, 6, 4, 4
 
@@ -37,8 +42,8 @@ def sparse(train: float) -> GraphArrays:
     ends = torch.cat([path, src, loops, src[:7]]), torch.cat([path + 1, dst, loops, dst[:7]])
     graph = homogeneous(f"sparse{train}", NODES, *ends)
     chosen = torch.rand(NODES, generator=rng) < train
-    graph.node_data[NTYPE_HOMO]["train_mask"] = chosen
-    graph.node_data[NTYPE_HOMO]["val_mask"] = ~chosen
+    graph.node_data["_N"]["train_mask"] = chosen
+    graph.node_data["_N"]["val_mask"] = ~chosen
     return graph
 
 
@@ -57,16 +62,14 @@ class Watched(Trainer):
         before = self.group.counters.sent_bytes
         loss = super().train_epoch()
         params = [p.detach().clone() for p in self.model.parameters()]
-        self.epochs = [*getattr(self, "epochs", []), (params, self.sent_since(before))]
+        sent = self.group.counters.sent_bytes - before
+        self.epochs = [*getattr(self, "epochs", []), (params, sent)]
         return loss
-
-    def sent_since(self, before: int) -> int:
-        return self.group.counters.sent_bytes - before
 
 
 def case_train(
     group: Any, path: str, model: nn.Module, loops: bool, options: TrainOptions
-) -> tuple[list[Record], list[tuple[list[Tensor], int]], str]:
+) -> tuple[list[dict], list[tuple[list[Tensor], int]], str]:
     graph, data = ready(path, group)
     if loops:
         graph = graph.remove_self_loop().add_self_loop()
@@ -153,7 +156,7 @@ def test_no_blocks_where_a_node_counts_twice(partitioned: Cutter) -> None:
     assert set(told) == {"not used: a training node is listed twice"}
 
 
-def case_multilabel(group: Any, path: str) -> list[Record]:
+def case_multilabel(group: Any, path: str) -> list[dict]:
     """A rank without training nodes, labels of several classes, blocks kept in a mapped file."""
     histories = []
     for mfgs in ("off", "on"):

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 
 import sar
 from sar.__main__ import USER_ERROR, main
@@ -126,11 +125,6 @@ class Uses:
     def columns(self, rows: torch.Tensor) -> None:
         self.graph.ndata["h"] = rows
 
-    def loss(self, mask: Any) -> torch.Tensor:
-        labels = torch.zeros(len(self.x), dtype=torch.int64)
-        values = F.cross_entropy(self.layer(self.graph, self.x), labels, reduction="none")
-        return sar.global_mean(values, mask)
-
     def copy(self, column: str) -> None:
         fn = self.dgl.function
         self.graph.update_all(fn.copy_u(column, "m"), fn.sum("m", "out"))
@@ -159,8 +153,6 @@ CALLS: dict[str, tuple[Use, type[Exception], list[str]]] = {
     "rows": (lambda u: u.columns(u.x[1:]), ValueError, ["'h'", "59", "60 rows", "_N"]),
     "layer's rows": (lambda u: u.layer(u.graph, u.x[1:]), ValueError, ["59", "60"]),
     "no column": (lambda u: u.copy("h"), KeyError, ["'h'", "_N", "there are"]),
-    "mask's rows": (lambda u: u.loss(u.mask[1:]), ValueError, ["mask", "(59,)", "(60,)"]),
-    "mask's type": (lambda u: u.loss(u.mask.float()), TypeError, ["mask", "float32", "bool"]),
     "a mean of a mean": (
         lambda u: sar.global_mean(u.layer(u.graph, u.x).mean(), u.mask), ValueError,
         ["values", "()", "[N]"],
@@ -188,17 +180,9 @@ CALLS: dict[str, tuple[Use, type[Exception], list[str]]] = {
         lambda u: u.dgl.to_bidirected(u.graph), sar.NotSupportedError, ["before it is cut"],
     ),
     "relation": (lambda u: u.graph["follows"], ValueError, ["etype", "'follows'", "_E"]),
-    "batch size": (
-        lambda u: sar.sampling.NeighborLoader(u.data, [2], batch_size=0), ValueError,
-        ["batch_size", "0", "at least 1"],
-    ),
     "what is gone": (
         lambda u: sar.Policy(lossy=sar.Lossy("int8", 0.5)), sar.NotSupportedError,  # type: ignore
         ["sar.Lossy", "gone", "zeros='skip'"],
-    ),
-    "an option": (
-        lambda u: sar.sampling.NeighborLoader(u.data, [2], batch_sise=3), TypeError,
-        ["'batch_sise'", "did you mean 'batch_size'"],
     ),
     "parts": (
         lambda u: sar.partition_graph(GRAPH, "out", "4"), TypeError, ["num_parts", "'4'", "int"],
@@ -226,9 +210,7 @@ def test_a_call(name: str, uses: Uses, tmp_path: Path, monkeypatch: Any) -> None
 
 
 @pytest.mark.parametrize("variable", ["WORLD_SIZE", "SLURM_STEP_NUM_TASKS"])
-def test_a_launcher_whose_ranks_nobody_joins(
-    variable: str, uses: Uses, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_launcher_whose_ranks_nobody_joins(variable: str, uses: Uses, monkeypatch: Any) -> None:
     """Each process would train alone, on part 0."""
     monkeypatch.setenv(variable, "2")
     calls: list[Callable[[], Any]] = [

@@ -10,12 +10,17 @@ from typing import Any
 import torch
 
 from harness.pool import WorkerPool
+from harness.threads import run_threads
+from sar.__main__ import read_words
+from sar.cli.train import make_trainer
+
+CPU = torch.device("cpu")
 
 
 def case_command(group: Any, command: str, options: dict[str, Any]) -> None:
     """What a rank of the command line does."""
     module = importlib.import_module(f"sar.cli.{command}")
-    module.work(Namespace(**options), group, torch.device("cpu"))
+    module.work(Namespace(**options), group, CPU)
 
 
 def launch_on(processes: WorkerPool) -> Callable[[str, Namespace, int], None]:
@@ -26,3 +31,15 @@ def launch_on(processes: WorkerPool) -> Callable[[str, Namespace, int], None]:
         processes.run(nproc, case_command, command, options)
 
     return launch
+
+
+def on_threads(size: int, command: str, *words: object) -> None:
+    """A command on ranks that are threads of this process."""
+    args = read_words([command, *map(str, words)])
+    work = importlib.import_module(f"sar.cli.{command}").work
+    run_threads(size, lambda group: work(args, group, CPU))
+
+
+def trainer_of(group: Any, *words: str) -> Any:
+    """What trains on a rank of ``sar train``."""
+    return make_trainer(read_words(["train", *words]), group, CPU)

@@ -11,10 +11,21 @@ import numpy as np
 import torch
 
 from sar.partition.arrays import ETYPE_HOMO, NTYPE_HOMO, GraphArrays
+from sar.partition.sources.generate import bibliography_graph, community_graph
 
 NUM_CLASSES = 4
 NUM_FEATURES = 6
 EDGE_TYPES = 3
+
+
+def community(nodes: int, edges: int, seed: int = 0, **options: Any) -> GraphArrays:
+    """What ``synthetic:`` is on the command line."""
+    return community_graph(nodes, edges, seed, **options)
+
+
+def bibliography(papers: int, seed: int = 0, **options: Any) -> GraphArrays:
+    """What ``bibliography:`` is on the command line."""
+    return bibliography_graph(papers, seed, **options)
 
 
 def homogeneous(name: str, num_nodes: int, src: Any, dst: Any, seed: int = 0) -> GraphArrays:
