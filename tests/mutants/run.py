@@ -50,7 +50,9 @@ def apply(mutant: Mutant, folder: Path) -> str | None:
     for path in [folder / mutant["file"], *sorted((folder / "sar").rglob("*.py"))]:
         text = path.read_text() if path.is_file() else ""
         if len(pattern.findall(text)) == 1:
-            path.write_text(pattern.sub(lambda _: mutant["new"].strip(), text))
+            changed = pattern.sub(lambda _: mutant["new"].strip(), text)
+            compile(changed, str(path), "exec")  # a mistake of syntax would prove nothing
+            path.write_text(changed)
             return str(path.relative_to(folder))
     return None
 
