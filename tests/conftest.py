@@ -99,6 +99,12 @@ def partitioned(parts_folder: Path) -> Cutter:
 
 
 @pytest.fixture
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables and edges are read and written in several, of which most have no edge of some part."""
+    monkeypatch.setattr("sar.partition.progress.BLOCK", 6)
+
+
+@pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
     """A file system of so many KiB, a new one with each call."""
     folder, mounted = tmp_path / "disk", []

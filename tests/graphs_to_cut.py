@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from sar.partition.arrays import ETYPE_HOMO, NTYPE_HOMO, GraphArrays
+from sar.partition.sources.generate import community_graph
 
 
 def homogeneous(nodes: int, src, dst) -> GraphArrays:
@@ -19,6 +20,10 @@ def homogeneous(nodes: int, src, dst) -> GraphArrays:
 def drawn(nodes: int, edges: int, seed: int = 0) -> GraphArrays:
     """Random ends: loops and multi-edges are among them."""
     return homogeneous(nodes, *np.random.default_rng(seed).integers(0, nodes, (2, edges)))
+
+
+def communities(nodes: int, edges: int, **options) -> GraphArrays:
+    return community_graph(nodes, edges, features=1, **options)
 
 
 KINDS = {

@@ -10,21 +10,20 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import partition_files as files
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from harness.graphs import GraphArrays
 from table_files import DST, FEAT, NODES, SPARSE, SRC, TEXTS, WEIGHT, chunks, describe, save
 
-from sar.errors import SarError
-from sar.partition.column import MappedColumn
-from sar.partition.dgl_format import read_graph, read_tensor_dict
-from sar.partition.sources.chunked import read_chunked
-from sar.partition.sources.description import read_description, read_edges
-from sar.partition.sources.npz import read_npz
-from sar.partition.sources.pyg import read_pyg_file
+from sar import SarError
+from sar.partition.sources.open import open_input, open_source
 from sar.partition.unpickle import read_pickles, read_saved
+
+
+def read(path: Path, scratch: Path, **options: bool) -> GraphArrays:
+    return open_input(str(path), scratch, **options).graph
 
 
 def one_type(folder: Path, **column: object) -> dict:
@@ -66,37 +65,37 @@ def test_bad_values_are_named(
     }
     path = f"e{row // 40}.{suffix}"
     with pytest.raises(ValueError, match=re.escape(path) + f": {message}"):
-        read_description(describe(tmp_path, content), tmp_path / "s")
+        read(describe(tmp_path, content), tmp_path / "s")
     if column == "w":
-        read_description(describe(tmp_path, content), tmp_path / "s", allow_nan=True)
+        read(describe(tmp_path, content), tmp_path / "s", allow_nan=True)
 
 
 def test_ids_that_do_not_fit(tmp_path: Path) -> None:
-    def read(ids: np.ndarray, src: np.ndarray) -> None:
+    def with_ids(ids: np.ndarray, src: np.ndarray) -> None:
         save(tmp_path / "n.parquet", {"id": ids})
         save(tmp_path / "e.csv", {"src": src, "dst": src})
         nodes = {"p": {"ids": {"files": "n.parquet", "column": "id"}}}
         content = {"nodes": nodes, "edges": [{"type": ["p", "to", "p"], "files": "e.csv"}]}
-        read_description(describe(tmp_path, content), tmp_path / "s")
+        read(describe(tmp_path, content), tmp_path / "s")
 
     for ids, other in ((SPARSE, 17), (TEXTS, "other")):
-        read(ids, ids)
+        with_ids(ids, ids)
         with pytest.raises(
             ValueError, match=r"n\.parquet: row 9, column 'id': id .* twice.*node 4"
         ):
-            read(changed(ids, 9, ids[4]), ids)
+            with_ids(changed(ids, 9, ids[4]), ids)
         with pytest.raises(ValueError, match=rf"e\.csv: row 6, column 'src': is '?{other}"):
-            read(ids, changed(ids, 6, other))
+            with_ids(ids, changed(ids, 6, other))
     with pytest.raises(
         ValueError, match=r"e\.csv: row 0, column 'src': holds texts, but .* integers"
     ):
-        read(SPARSE, TEXTS)
+        with_ids(SPARSE, TEXTS)
 
 
 def test_sparse_ids_without_a_word(tmp_path: Path) -> None:
     path = save(tmp_path / "e.csv", {"src": abs(SPARSE), "dst": abs(SPARSE)})
     with pytest.raises(ValueError, match="ids: external"):
-        read_edges([path], tmp_path / "s", "x")
+        read(path, tmp_path / "s")
 
 
 @pytest.mark.parametrize("suffix", ["parquet", "csv"])
@@ -109,7 +108,7 @@ def test_missing_values(suffix: str, tmp_path: Path) -> None:
             table[column][5] = ""
         path = save(tmp_path / f"e.{suffix}", table)
         with pytest.raises(ValueError, match=rf"{message}: the value is missing"):
-            read_edges([path], tmp_path / "s", "x")
+            read(path, tmp_path / "s")
 
 
 def test_columns_that_do_not_fit(tmp_path: Path) -> None:
@@ -133,9 +132,9 @@ def test_columns_that_do_not_fit(tmp_path: Path) -> None:
         ),
     ):
         with pytest.raises(ValueError, match=message):
-            read_description(describe(tmp_path, one_type(tmp_path, **column)), tmp_path / "s")
+            read(describe(tmp_path, one_type(tmp_path, **column)), tmp_path / "s")
     content = one_type(tmp_path, files="f?.npy", dtype="float64")
-    read_description(describe(tmp_path, content), tmp_path / "s")
+    read(describe(tmp_path, content), tmp_path / "s")
 
 
 @pytest.mark.parametrize(
@@ -179,30 +178,30 @@ def test_bad_descriptions(
     save(tmp_path / "n.csv", {"id": np.arange(NODES), "f": FEAT[:, 0]})
     content = {"nodes": {"_N": {"count": NODES}}, "edges": [{"files": "e.npy"}]} | change
     with pytest.raises(error, match=message):
-        read_description(describe(tmp_path, content), tmp_path / "s")
+        read(describe(tmp_path, content), tmp_path / "s")
 
 
 def test_keys_that_are_there_twice(tmp_path: Path) -> None:
     for name, text in (("g.yaml", "name: a\nname: b"), ("g.json", '{"name": 1, "name": 2}')):
         (tmp_path / name).write_text(text)
         with pytest.raises(ValueError, match="key 'name' is there twice"):
-            read_description(tmp_path / name, tmp_path / "s")
+            read(tmp_path / name, tmp_path / "s")
     bomb = ["a0: &a0 [x, x]"] + [
         f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 30)
     ]
     (tmp_path / "g.yaml").write_text("\n".join([*bomb, "edges: *a29"]))
     with pytest.raises(ValueError, match="key 'a0' is unknown"):
-        read_description(tmp_path / "g.yaml", tmp_path / "s")
+        read(tmp_path / "g.yaml", tmp_path / "s")
     (tmp_path / "g.yaml").write_text("name: &b [[x, x], [x, x]]\nedges: [*b]")
     with pytest.raises(ValueError, match=r"edges\[0\]: is "):
-        read_description(tmp_path / "g.yaml", tmp_path / "s")
+        read(tmp_path / "g.yaml", tmp_path / "s")
 
 
 def test_descriptions_that_are_none(tmp_path: Path) -> None:
     for text in ("a: [", "- 1", "", "!!python/object/apply:os.getcwd []", "\x00"):
         (tmp_path / "g.yaml").write_text(text)
         with pytest.raises(ValueError, match=r"g\.yaml"):
-            read_description(tmp_path / "g.yaml", tmp_path / "s")
+            read(tmp_path / "g.yaml", tmp_path / "s")
 
 
 def test_full_disk(tmp_path: Path) -> None:
@@ -212,33 +211,33 @@ def test_full_disk(tmp_path: Path) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 18, before[1]))
     try:
         with pytest.raises(OSError, match="end-0: could not be written"):
-            read_edges([tmp_path / "e.npy"], tmp_path / "s", "x")
+            read(tmp_path / "e.npy", tmp_path / "s")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def damaged(content: bytes, count: int, first: int) -> list[bytes]:
-    """Cut short, and with bytes or a number changed, from byte ``first`` on."""
+def damaged(content: bytes, count: int) -> list[bytes]:
+    """Cut short, and with bytes or a number changed."""
     rng = np.random.default_rng(len(content))
-    found = [content[: int(rng.integers(first, len(content)))] for _ in range(count)]
+    found = [content[: int(rng.integers(len(content)))] for _ in range(count)]
     for kind in range(2 * count):
         changed = bytearray(content)
         if kind < count:
-            for at in rng.integers(first, len(content), int(rng.integers(1, 4))):
+            for at in rng.integers(0, len(content), int(rng.integers(1, 4))):
                 changed[at] ^= int(rng.integers(1, 256))
         else:
-            at = int(rng.integers(first, max(first + 1, len(content) - 8)))
+            at = int(rng.integers(max(1, len(content) - 8)))
             changed[at : at + 8] = rng.bytes(8)
         found.append(bytes(changed))
     return found
 
 
-def read_anything(path: Path, read: Callable[[], object]) -> bool:
+def read_anything(path: Path, reader: Callable[[], object]) -> bool:
     """Whether it could not be read; then the error is one of ours, and names the file."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            read()
+            reader()
     except (ValueError, FileNotFoundError, SarError) as error:
         is_other = isinstance(error, FileNotFoundError)  # one that the file names
         assert str(path.parent if is_other else path.name.split(".")[0]) in str(error), error
@@ -246,64 +245,41 @@ def read_anything(path: Path, read: Callable[[], object]) -> bool:
     return False
 
 
-def all_edges(path: Path) -> None:
-    """Of a part's graph: in range, whatever the file says."""
-    graph = read_graph(path)
-    graph.check_pointers(3)
-    for src, dst, ids in graph.edge_chunks(3):
-        for values, bound in ((src, graph.num_nodes), (dst, graph.num_nodes), (ids, 4)):
-            assert values.min() >= 0 and values.max() < bound
-
-
 def all_values(path: Path) -> None:
     found = read_saved(str(path))
-    if isinstance(found, dict) and isinstance(found.get("row"), MappedColumn):
+    if isinstance(found, dict) and hasattr(found.get("row"), "read"):
         found["row"].read()
 
 
 PAIRS, EDGES = torch.from_numpy(np.stack([SRC, DST])), {"src": SRC, "dst": DST, "w": WEIGHT}
-ENDS = torch.tensor([[0, 2, 1, 2], [1, 1, 0, 2]])
 SAVED = {"row": torch.arange(6), "feats": {"x": torch.ones(3, 2)}, ("a", "b", "c"): (1, "z")}
 ARRAYS = {"num_nodes": NODES, "src": SRC, "dst": DST, "feat": FEAT, "label": np.arange(NODES) % 3}
-# How a file of a name is made, and read; in that of DGL's graph 4096 bytes are of no use.
+# How a file of a name is made, and read.
 READ: dict[str, tuple[Callable, Callable]] = {
     "yaml": (
         lambda path: path.write_text(
             f"nodes: {{_N: {{count: {NODES}}}}}\nedges: [{{files: e.csv}}]"
         ),
-        lambda path: read_description(path, path.parent / "s"),
+        lambda path: read(path, path.parent / "s"),
     ),
     "json": (
         lambda path: chunks(path.parent).rename(path),
-        lambda path: read_chunked(path, path.parent / "s"),
+        lambda path: read(path, path.parent / "s"),
     ),
     "npy": (
         lambda path: np.save(path, PAIRS.numpy()),
-        lambda path: read_edges([path], path.parent / "s", "x"),
+        lambda path: read(path, path.parent / "s"),
     ),
-    "npz": (lambda path: np.savez_compressed(path, **ARRAYS), read_npz),
+    "npz": (lambda path: np.savez_compressed(path, **ARRAYS), lambda path: open_source(str(path))),
     "pt": (
         lambda path: torch.save({"edge_index": PAIRS}, path),
-        lambda path: read_pyg_file(path, "x"),
+        lambda path: read(path, path.parent / "s"),
     ),
     "saved": (lambda path: torch.save(SAVED, path), all_values),
     "pickles": (
         lambda path: path.write_bytes(pickle.dumps(SAVED["row"]) * 2),
         lambda path: list(read_pickles(str(path))),
     ),
-    "tensors": (
-        lambda path: path.write_bytes(files.tensor_dict({"a": PAIRS.float(), "bc": PAIRS[0]})),
-        lambda path: [tensor.read() for tensor in read_tensor_dict(path).values()],
-    ),
-    **{
-        layout: (
-            lambda path, layout=layout: path.write_bytes(
-                files.graph(3, *ENDS, {"_ID": torch.arange(3)}, {}, layouts=(layout,))
-            ),
-            all_edges,
-        )
-        for layout in ("coo", "csr", "csc")
-    },
 }
 
 
@@ -311,15 +287,15 @@ READ: dict[str, tuple[Callable, Callable]] = {
 def test_damaged_files(suffix: str, tmp_path: Path) -> None:
     """Are read, or refused by name, and take no more memory than they have."""
     path = tmp_path / f"broken.{suffix}"
-    make, read = READ.get(suffix, (lambda path: save(path, EDGES), READ["npy"][1]))
+    make, reader = READ.get(suffix, (lambda path: save(path, EDGES), READ["npy"][1]))
     save(tmp_path / "e.csv", EDGES)
     make(path)
-    read(path)
+    reader(path)
     whole, refused = path.read_bytes(), 0
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    for content in damaged(whole, 60, 4096 if suffix in ("coo", "csr", "csc") else 0):
+    for content in damaged(whole, 60):
         path.write_bytes(content)
-        refused += read_anything(path, lambda: read(path))
+        refused += read_anything(path, lambda: reader(path))
     assert refused > 30
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak < 100 << 10
 
@@ -333,8 +309,8 @@ def test_a_pattern_of_all_folders_stays_below_the_description(tmp_path: Path) ->
     for pattern in (f"/{tmp_path}/**/e.npy", "../**/e.npy", "raw/../../**/e.npy"):
         path = describe(place, {"edges": [{"files": pattern}]})
         with pytest.raises(ValueError, match=r"\*\*.*expected a pattern below the description's"):
-            read_description(path, tmp_path)
+            read(path, tmp_path)
     for number in range(3):
         (place / "raw" / f"again{number}").symlink_to("..", target_is_directory=True)
     path = describe(place, {"edges": [{"files": "**/e.npy"}]})
-    assert read_description(path, tmp_path).total_edges == len(SRC)
+    assert read(path, tmp_path).total_edges == len(SRC)

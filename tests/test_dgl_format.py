@@ -8,7 +8,7 @@ import partition_files as files
 import pytest
 import torch
 
-from sar.errors import PartitionError
+from sar import PartitionError
 from sar.partition import progress
 from sar.partition.dgl_format import read_graph, read_tensor_dict
 
@@ -85,50 +85,6 @@ def test_rows_and_conversion_work_block_by_block(tmp_path, monkeypatch):
     for start, stop in ((-1, 3), (3, 12), (5, 4)):
         with pytest.raises(ValueError, match="rows"):
             found["abc"].read(start, stop)
-
-
-def resident_bytes(path):
-    """Of the mappings of a file by this process."""
-    total, mine = 0, False
-    for line in open("/proc/self/smaps"):
-        if "-" in line.split()[0]:
-            mine = line.rstrip().endswith(str(path))
-        elif mine and line.startswith("Rss:"):
-            total += int(line.split()[1]) << 10
-    return total
-
-
-@pytest.mark.skipif(not os.path.exists("/proc/self/smaps"), reason="needs Linux' /proc")
-def test_pages_of_what_was_read_are_given_back(tmp_path):
-    """A mapped file's pages count as memory of the process, beside the copies made of them."""
-    rows, numbers = torch.rand(1 << 16, 16), torch.arange(1 << 19)
-    raw = files.tensor_dict({"x" * 11: rows, "n": numbers})
-    path = write(tmp_path / "a.dgl", raw)
-    found = read_tensor_dict(path)
-    assert torch.equal(found["x" * 11].read(), rows)
-    assert torch.equal(found["x" * 11].read(100, 60000, torch.float64), rows[100:60000].double())
-    assert np.array_equal(found["n"].ints(0, 1 << 19), numbers.numpy())
-    assert resident_bytes(path) < 1 << 18 < len(raw) // 16
-
-
-@pytest.mark.parametrize("idtype", [torch.int64, torch.int32])
-@pytest.mark.parametrize("formats", ["coo", "csr", "csc", ["csr", "csc"], ["coo", "csc"]])
-def test_graph_reads_what_dgl_writes_in_every_layout(tmp_path, formats, idtype):
-    torch.manual_seed(0)
-    graph = files.random_graph(40, 200, idtype=idtype)
-    graph.ndata["_ID"] = torch.randperm(40)
-    graph.edata["_ID"] = torch.randperm(200)
-    path = str(tmp_path / "graph.dgl")
-    dgl.save_graphs(path, [graph], formats=formats)
-    found = read_graph(path)
-    src, dst, ids = edges_of(found)
-    order = torch.argsort(ids)
-    expected = graph.edges(order="eid")
-    assert torch.equal(ids[order], torch.arange(200))
-    assert torch.equal(src[order], expected[0].long())
-    assert torch.equal(dst[order], expected[1].long())
-    assert torch.equal(found.node_data["_ID"].read(), graph.ndata["_ID"])
-    assert torch.equal(found.edge_data["_ID"].read(), graph.edata["_ID"])
 
 
 GOOD = torch.arange(6.0).reshape(3, 2)

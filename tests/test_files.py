@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import textwrap
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,7 +16,6 @@ from sar import files
 from sar.files import (
     exchange,
     locked_folder,
-    parents_of,
     remove_left_over,
     scratch_folder,
     staged,
@@ -142,43 +139,6 @@ def test_scratch_of_makers_that_were_killed_early_or_late(tmp_path: Path) -> Non
     assert sorted(os.listdir(tmp_path)) == ["sar-short", "sar-somebody"]
 
 
-@pytest.mark.parametrize("moment", ["before", "after", "removal"])
-def test_an_interrupt_leaves_no_scratch_folder(
-    moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Before and after it is made, and while it is removed."""
-    where, name = (shutil, "rmtree") if moment == "removal" else (Path, "mkdir")
-    real, calls = getattr(where, name), list[object]()
-
-    def interrupted(*arguments: Any, **options: Any) -> None:
-        calls.append(arguments)
-        if moment == "after" or len(calls) > 1:
-            real(*arguments, **options)
-        if len(calls) == 1:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        monkeypatch.setattr(where, name, interrupted)
-        with scratch_folder(tmp_path) as folder:
-            os.mkdir(folder / "one")
-    assert os.listdir(tmp_path) == [] and calls
-
-
-def test_a_locked_folder_is_one_process_own(tmp_path: Path) -> None:
-    path = tmp_path / "kept"
-    with locked_folder(path):
-        with pytest.raises(BlockingIOError, match="kept: could not be written"):
-            with locked_folder(path):
-                pass
-        assert path.is_dir()
-    assert not path.exists()
-    with locked_folder(path):
-        (path / "file").write_text("stays")
-    with locked_folder(path):
-        assert (path / "file").read_text() == "stays"
-    assert path.is_dir()
-
-
 @pytest.mark.parametrize("at_once", [True, False], ids=["at once", "by three names"])
 def test_two_folders_are_exchanged(
     at_once: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -193,18 +153,6 @@ def test_two_folders_are_exchanged(
     with pytest.raises(OSError):
         exchange(tmp_path / "none", tmp_path / "b")
     assert sorted(os.listdir(tmp_path)) == ["a", "b"]
-
-
-def test_folders_above_go_after_an_error(tmp_path: Path) -> None:
-    (tmp_path / "there").mkdir()
-    path = tmp_path / "there" / "one" / "two" / "out"
-    with pytest.raises(KeyError), parents_of(path):
-        assert path.parent.is_dir()
-        raise KeyError
-    assert os.listdir(tmp_path / "there") == []
-    with parents_of(path):
-        pass
-    assert path.parent.is_dir()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's promise is Linux'")

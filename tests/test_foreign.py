@@ -16,14 +16,13 @@ import numpy as np
 import pytest
 import scipy.sparse
 import torch
+from harness.parts import load_partition, write_partitions
 from table_files import Trap
 
+from sar import SarError
 from sar.__main__ import main
-from sar.errors import SarError
-from sar.partition.load import load_partition
 from sar.partition.sources.open import open_apart, open_source
 from sar.partition.unpickle import NotPlainError, plain_pickles
-from sar.partition.write import write_partitions
 
 NODES, TEST = 560, 10
 

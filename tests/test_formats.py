@@ -5,32 +5,24 @@ from __future__ import annotations
 import errno
 import os
 import resource
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from harness.covering import by_pairs
-from round_trips import same
-from written_graphs import EDGES, GRAPHS, NODES, cut, plain
+from harness.graphs import ETYPE_HOMO, NTYPE_HOMO, GraphArrays
+from harness.parts import assign, load_partition, write_partitions
+from round_trips import files_of, read_back, same
+from written_graphs import GRAPHS, NODES, cut, plain
 
-from sar.errors import PartitionError
-from sar.files import OutFiles
-from sar.partition import progress
-from sar.partition.arrays import ETYPE_HOMO, NTYPE_HOMO, GraphArrays
-from sar.partition.book import graph_digest
-from sar.partition.column import create_array, map_tensor
+import sar
+from sar import PartitionError
 from sar.partition.dgl_format import read_graph, read_tensor_dict
-from sar.partition.load import load_partition, read_book
-from sar.partition.sources.parts import read_partitions
-from sar.partition.write import write_partitions
 from sar.train import memory
 
-
-@pytest.fixture(autouse=True)
-def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that there are several, and most have no edge of some part."""
-    monkeypatch.setattr(progress, "BLOCK", 7)
+pytestmark = pytest.mark.usefixtures("small_blocks")
 
 
 @by_pairs(name=GRAPHS, num_parts=[1, 2, 3, 8], format=["dgl", "pyg"])
@@ -40,20 +32,19 @@ def test_a_graph_comes_back(name: str, num_parts: int, format: str, tmp_path: Pa
     path = write_partitions(
         graph, parts, tmp_path / "out", num_parts=num_parts, format=format, method="mine"
     )
-    found, own = read_partitions(path, tmp_path)
-    same(found, graph)
-    assert list(found.edges) == list(graph.edges)
-    assert np.array_equal(own, parts)
+    back = read_back(path, num_parts)
+    for columns in graph.node_data.values():
+        columns.pop("orig_id")  # by which they are in order
+    same(back.graph, graph)
+    assert np.array_equal(torch.cat(list(back.owner.values())), parts)
     if format == "dgl":
-        assert graph_digest(found) == graph_digest(graph) == read_book(path).graph_digest
         check_halo(path, num_parts)
 
 
 def check_halo(path: str, num_parts: int) -> None:
     """Halo nodes are the remote sources, each once and ascending, with their owner and type."""
-    book = read_book(path)
     for part in range(num_parts):
-        load_partition(path, part, verify=True)
+        book = load_partition(path, part, verify=True).book
         graph = read_graph(book.files[part]["part_graph"])
         start, stop = book.part_ranges[part]
         data = {name: rows.read() for name, rows in graph.node_data.items()}
@@ -119,7 +110,7 @@ def test_a_flipped_byte_is_told_by_the_files_name(file: str, tmp_path: Path) -> 
         with pytest.raises(PartitionError, match=file):
             load_partition(path, 1, verify=True)
         with pytest.raises(PartitionError, match=file):
-            read_partitions(path, tmp_path)
+            sar.partition_graph(path, tmp_path / "again", 2, method="keep")
         damaged.write_bytes(good)
 
 
@@ -127,13 +118,15 @@ def test_a_flipped_byte_of_the_json_is_told(tmp_path: Path) -> None:
     path = Path(write_partitions(plain(), np.arange(NODES) % 2, tmp_path / "out"))
     path.write_text(path.read_text().replace('"num_nodes": 40', '"num_nodes": 41'))
     with pytest.raises(PartitionError, match="plain.json: is not as it was written"):
-        read_partitions(path, tmp_path)
+        sar.partition_graph(path, tmp_path / "again", 2, method="keep")
 
 
 @pytest.mark.parametrize("after", [0, 5, 40, 60])
-def test_a_full_disk_leaves_nothing(
+def test_a_full_disk_leaves_what_was_there(
     after: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    write_partitions(plain(), np.zeros(NODES, int), tmp_path / "kept")
+    before = files_of(tmp_path)
     real, writes = os.pwrite, iter(range(10**6))
 
     def full(number: int, data: memoryview, at: int) -> int:
@@ -143,10 +136,11 @@ def test_a_full_disk_leaves_nothing(
 
     monkeypatch.setattr(os, "pwrite", full)
     full_disk = f"could not be written: No space left on the disk of {tmp_path}"
-    expected = rf"{tmp_path}/out/part\d/\w+.dgl: {full_disk}"
-    with pytest.raises(OSError, match=expected):
-        write_partitions(plain(), np.arange(NODES) % 2, tmp_path / "out")
-    assert not list(tmp_path.iterdir())
+    for name in ("kept", "out"):
+        expected = rf"{tmp_path}/{name}/part\d/\w+.dgl: {full_disk}"
+        with pytest.raises(OSError, match=expected):
+            write_partitions(plain(), np.arange(NODES) % 2, tmp_path / name, overwrite=True)
+    assert files_of(tmp_path) == before
 
 
 @pytest.mark.parametrize("format", ["dgl", "pyg"])
@@ -165,11 +159,14 @@ def test_more_files_than_may_be_open(tmp_path: Path, monkeypatch: pytest.MonkeyP
     graph, parts = plain(), np.arange(NODES)
     expected = write_partitions(graph, parts, tmp_path / "a")
     monkeypatch.setattr(resource, "getrlimit", lambda _: (10, 10))
-    before = len(os.listdir("/proc/self/fd"))
-    found = write_partitions(graph, parts, tmp_path / "b")
-    assert len(os.listdir("/proc/self/fd")) == before
+    before, most = len(os.listdir("/proc/self/fd")), [0]
+
+    def look(*_: object) -> None:
+        most.append(len(os.listdir("/proc/self/fd")))
+
+    found = write_partitions(graph, parts, tmp_path / "b", progress=look)
+    assert len(os.listdir("/proc/self/fd")) == before < max(most) <= before + 10
     assert Path(found).read_bytes() == Path(expected).read_bytes()
-    assert OutFiles(tmp_path, tmp_path)._room == 5
 
 
 # --------------------------------------------------------------------------------- maps of files
@@ -178,15 +175,14 @@ def test_more_files_than_may_be_open(tmp_path: Path, monkeypatch: pytest.MonkeyP
 @pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="counts memory there")
 def test_what_lies_in_files_stays_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """128 MB of edges and features; a few MB of blocks, and 5 bytes for each node."""
-    monkeypatch.setattr(progress, "BLOCK", 1 << 16)
+    monkeypatch.setattr("sar.partition.progress.BLOCK", 1 << 16)
     write_partitions(plain(), np.arange(NODES) % 3, tmp_path / "compiles")
     nodes, edges, tensors = 1 << 17, 1 << 22, []
     for name, kind, shape in (("s", np.int64, (edges,)), ("f", np.float32, (nodes, 128))):
-        rows = create_array(tmp_path / name, kind, shape)
+        rows = np.memmap(tmp_path / name, kind, "w+", shape=shape)
         for low in range(0, edges if name == "s" else 0, 1 << 16):
             rows[low : low + (1 << 16)] = np.arange(low, low + (1 << 16)) * 7919 % nodes
-        del rows
-        tensors.append(map_tensor(tmp_path / name))
+        tensors.append(torch.from_numpy(rows))
     ends, feat = tensors
     graph = GraphArrays("g", {"_N": nodes}, {ETYPE_HOMO: (ends, ends)}, {"_N": {"feat": feat}})
     most, before = [0.0], memory.anonymous_mb()
@@ -199,24 +195,79 @@ def test_what_lies_in_files_stays_there(tmp_path: Path, monkeypatch: pytest.Monk
     assert most[0] - before < 25
 
 
-@pytest.mark.parametrize("format", ["dgl", "pyg"])
-def test_progress_is_told(format: str, tmp_path: Path) -> None:
-    told: dict[str, list[tuple[int, int]]] = {}
-
-    def progress(what: str, done: int, total: int) -> None:
-        told.setdefault(what, []).append((done, total))
-
-    write_partitions(
-        plain(), np.arange(NODES) % 3, tmp_path / "out", format=format, progress=progress
-    )
-    assert told["writing edges"][:2] == [(0, EDGES), (7, EDGES)]
-    for steps in told.values():
-        assert steps == sorted(steps) and steps[-1][0] == steps[-1][1]
-
-
 def test_either_format_replaces_the_other(tmp_path: Path) -> None:
     for format in ("pyg", "dgl", "pyg"):
         path = write_partitions(
             plain(), np.arange(NODES) % 2, tmp_path / "out", format=format, overwrite=True
         )
         assert load_partition(path, 1).num_nodes(NTYPE_HOMO) == NODES // 2
+
+
+# ------------------------------------------------------------------------ what cannot be written
+
+
+def test_what_is_no_partitions_is_never_replaced(tmp_path):
+    for name in ("thesis.txt", "package.json"):
+        folder = tmp_path / name.partition(".")[0]
+        folder.mkdir()
+        (folder / name).write_text("precious")
+        with pytest.raises(FileExistsError, match="does not look like partitions"):
+            write_partitions(plain(30, 120), np.zeros(30, int), folder, overwrite=True)
+        assert (folder / name).read_text() == "precious"
+    (tmp_path / "file").write_text("")
+    for out in (tmp_path / "file", tmp_path / "file" / "out"):
+        with pytest.raises(NotADirectoryError, match="not a folder"):
+            write_partitions(plain(30, 120), np.zeros(30, int), out)
+
+
+def test_bad_arguments(tmp_path):
+    zeros = np.zeros(30, int)
+    for parts in (zeros[1:], zeros[:, None], zeros.astype(float), zeros - 1, zeros + 5):
+        with pytest.raises(ValueError, match="node_parts"):
+            write_partitions(plain(30, 120), parts, tmp_path / "out", num_parts=2)
+    for name in ("", "../up", "a/b", ".hidden", "a b"):
+        with pytest.raises(ValueError, match="graph_name"):
+            write_partitions(plain(30, 120), zeros, tmp_path / "out", name)
+    assert not list(tmp_path.iterdir())
+
+
+PAIR = (torch.arange(2), torch.arange(2))
+DAMAGE = {
+    r"edges.* src ids span \[0, 30\].*row 3 is 30": lambda g: g.edges[ETYPE_HOMO][0].put_(
+        torch.tensor(3), torch.tensor(30)
+    ),
+    "edges.* is torch.int32": lambda g: g.edges.update(
+        {ETYPE_HOMO: tuple(ids.int() for ids in g.edges[ETYPE_HOMO])}
+    ),
+    "two vectors of equal length": lambda g: g.edges.update(
+        {ETYPE_HOMO: (torch.arange(4), torch.arange(5))}
+    ),
+    "'nobody' is not among": lambda g: g.edges.update({("_N", "e", "nobody"): PAIR}),
+    "expected a non-empty name": lambda g: g.edges.update({("_N", "a:b", "_N"): PAIR}),
+    "node_data.*expected 30 rows": lambda g: g.node_data["_N"].update(feat=torch.zeros(29, 2)),
+    "node_data.*contains '/'": lambda g: g.node_data["_N"].update({"a/b": torch.zeros(30)}),
+    "node_data has type 'x'": lambda g: g.node_data.update(x={}),
+    "edge_data.*expected 120 rows": lambda g: g.edge_data[ETYPE_HOMO].update(w=torch.zeros(3)),
+    **{
+        rf"'odd'\] is {kind}, expected one of bool, uint8": lambda g, kind=kind: g.node_data[
+            "_N"
+        ].update(odd=torch.zeros(30, 2).to(kind))
+        for kind in (torch.complex64, torch.uint16, torch.float8_e4m3fn)
+    },
+}
+
+
+@pytest.mark.parametrize("words", DAMAGE)
+def test_bad_graphs(tmp_path, words):
+    graph = plain(30, 120)
+    DAMAGE[words](graph)
+    with pytest.raises(ValueError, match=words):
+        write_partitions(graph, np.zeros(30, int), tmp_path / "out")
+    assert not list(tmp_path.iterdir())
+
+
+def test_without_dgl(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "dgl", None)
+    graph = plain(30, 120)
+    path = write_partitions(graph, assign(graph, 2, "random"), tmp_path / "out")
+    assert load_partition(path, 1).num_nodes(NTYPE_HOMO) == 15

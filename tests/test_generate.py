@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-import torch.nn.functional as F
+from graphs_to_cut import community_graph
+from harness.graphs import ETYPE_HOMO, NTYPE_HOMO, GraphArrays
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sar.partition.arrays import ETYPE_HOMO, NTYPE_HOMO, GraphArrays
-from sar.partition.sources.generate import bibliography_graph, community_graph, rmat_graph
+from sar.partition.sources.generate import bibliography_graph, rmat_graph
 
 
 def pairs(graph: GraphArrays) -> set[tuple[int, int]]:
@@ -53,33 +53,6 @@ def test_degrees_are_skewed_and_edges_mostly_inside_communities():
     assert degree.max() > 20 * degree.float().mean()
     inside = (label[src] == label[dst]).float().mean()
     assert 0.5 < inside < 0.75
-
-
-def test_neighbors_tell_much_more_than_features():
-    """A linear classifier on averaged neighbors beats one on the features by far."""
-    graph = community_graph(8_000, 80_000)
-    data = graph.node_data[NTYPE_HOMO]
-    src, dst = graph.edges[ETYPE_HOMO]
-    feat = data["feat"]
-    degree = torch.bincount(dst, minlength=len(feat)).clamp(min=1)[:, None]
-
-    def mean(rows):
-        return torch.zeros_like(rows).index_add_(0, dst, rows[src]) / degree
-
-    alone = linear_accuracy(feat, data)
-    once = mean(feat)
-    together = linear_accuracy(torch.cat([feat, once, mean(once)], 1), data)
-    assert 0.35 < alone < 0.75
-    assert together > alone + 0.15
-
-
-def linear_accuracy(rows: torch.Tensor, data: dict) -> float:
-    """Test accuracy of ridge regression on the one-hot labels."""
-    rows = torch.cat([rows, torch.ones(len(rows), 1)], 1)
-    train, test = rows[data["train_mask"]], rows[data["test_mask"]]
-    onehot = F.one_hot(data["label"][data["train_mask"]]).float()
-    weight = torch.linalg.solve(train.T @ train + torch.eye(rows.shape[1]), train.T @ onehot)
-    return ((test @ weight).argmax(1) == data["label"][data["test_mask"]]).float().mean().item()
 
 
 IMPOSSIBLE = [

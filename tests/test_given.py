@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from harness.graphs import GraphArrays
+from harness.parts import assign
 
-from sar.partition.arrays import GraphArrays
-from sar.partition.cut import assign
 from sar.partition.methods.base import Given
 
 PARTS = np.arange(20) * 3 % 4

@@ -1,4 +1,4 @@
-"""Expected draws against loops in plain Python, and where nodes come to lie."""
+"""Expected draws against products of matrices, and where nodes come to lie."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 from graphs_to_cut import KINDS, small
+from harness.graphs import ETYPE_HOMO, NTYPE_HOMO, GraphArrays
+from harness.parts import assign
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sar.partition.arrays import ETYPE_HOMO, NTYPE_HOMO, GraphArrays
-from sar.partition.cut import assign
 from sar.partition.methods.base import Contiguous, CutOptions, Given, Random
 from sar.partition.methods.hotness import Draws, Hotness
 
@@ -25,48 +25,20 @@ def seeds_of(graph: GraphArrays) -> np.ndarray:
     return seeds
 
 
-def chances(graph: GraphArrays, fanout: int) -> list[tuple[int, int, float]]:
-    """Source, destination and the probability that the destination draws it, of each edge."""
-    found, offsets = [], graph.node_offsets()
-    for (src_type, _, dst_type), (src, dst) in graph.edges.items():
-        ends = dst.tolist()
-        for u, v in zip(src.tolist(), ends):
-            chance = 1.0 if fanout < 0 else min(1.0, fanout / ends.count(v))
-            found.append((u + offsets[src_type], v + offsets[dst_type], chance))
-    return found
-
-
-def expected_reached(
-    graph: GraphArrays, parts: np.ndarray, seeds: np.ndarray, num_parts: int, fanouts: list[int]
-) -> list[list[float]]:
-    """A walk forward, for one part after another."""
-    total = [[0.0] * num_parts for _ in parts]
-    for p in range(num_parts):
-        now = [float(seed and part == p) for seed, part in zip(seeds, parts)]
-        for fanout in [*fanouts, None]:
-            for node, times in enumerate(now):
-                total[node][p] += times
-            if fanout is not None:
-                new = [0.0] * len(parts)
-                for u, v, chance in chances(graph, fanout):
-                    new[u] += now[v] * chance
-                now = new
+def expected(graph: GraphArrays, fanouts: list[int]) -> np.ndarray:
+    """[N, N] how often a node (row) is drawn for a seed (column), itself in the beginning."""
+    now = total = np.eye(graph.total_nodes)
+    offsets = graph.node_offsets()
+    for fanout in fanouts:
+        chance = np.zeros_like(total)
+        for (src_type, _, dst_type), (src, dst) in graph.edges.items():
+            ends = dst.tolist()
+            for u, v in zip(src.tolist(), ends):
+                drawn = 1.0 if fanout < 0 else min(1.0, fanout / ends.count(v))
+                chance[u + offsets[src_type], v + offsets[dst_type]] += drawn
+        now = chance @ now
+        total = total + now
     return total
-
-
-def expected_near(
-    graph: GraphArrays, parts: np.ndarray, num_parts: int, fanouts: list[int]
-) -> list[list[float]]:
-    """What each node reaches as the only seed, by the part that owns it."""
-    found = []
-    for node in range(len(parts)):
-        alone = np.arange(len(parts)) == node
-        reached = expected_reached(graph, np.zeros_like(parts), alone, 1, fanouts)
-        row = [0.0] * num_parts
-        for other, (times,) in enumerate(reached):
-            row[parts[other]] += times - (other == node)
-        found.append(row)
-    return found
 
 
 @settings(max_examples=15, deadline=None)
@@ -74,7 +46,7 @@ def expected_near(
     st.sampled_from(list(KINDS)), st.integers(0, 60), st.integers(1, 8),
     st.lists(st.integers(-1, 4), max_size=3), st.integers(0, 99),
 )  # fmt: skip
-def test_draws_are_those_of_loops(
+def test_draws_are_those_of_matrices(
     tmp_path_factory: pytest.TempPathFactory,
     kind: str,
     num_edges: int,
@@ -86,14 +58,12 @@ def test_draws_are_those_of_loops(
     rng, seeds = np.random.default_rng(seed), seeds_of(graph)
     parts = rng.integers(0, num_parts, graph.total_nodes).astype(np.int16)
     draws = Draws(graph, fanouts, num_parts, folder)
+    drawn, owned = expected(graph, fanouts), np.eye(num_parts)[parts]
     for _ in range(2):  # nothing is left of what was computed before
-        reached = draws.reached(parts, seeds).copy()
-        expected = expected_reached(graph, parts, seeds, num_parts, fanouts)
-        np.testing.assert_allclose(reached, expected, rtol=1e-5)
-        near = draws.near(parts).copy()
-        np.testing.assert_allclose(near, expected_near(graph, parts, num_parts, fanouts), rtol=1e-5)
-    owned = [reached[parts == p].sum() - seeds[parts == p].sum() for p in range(num_parts)]
-    np.testing.assert_allclose(near[seeds].sum(0), owned, rtol=1e-4, atol=1e-4)
+        reached = drawn @ (owned * seeds[:, None])
+        np.testing.assert_allclose(draws.reached(parts, seeds), reached, rtol=1e-5)
+        near = (drawn - np.eye(len(parts))).T @ owned
+        np.testing.assert_allclose(draws.near(parts), near, rtol=1e-5, atol=1e-6)
 
 
 def check_balance(graph: GraphArrays, parts: np.ndarray, num_parts: int) -> None:

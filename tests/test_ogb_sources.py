@@ -8,13 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from harness.graphs import ETYPE_HOMO, NTYPE_HOMO, GraphArrays
+from harness.parts import load_all
 from table_files import Trap
 
-from sar.errors import SarError
-from sar.partition.arrays import ETYPE_HOMO, NTYPE_HOMO, GraphArrays
-from sar.partition.cut import PartitionOptions
-from sar.partition.load import load_partition
-from sar.partition.run import partition
+import sar
+from sar import SarError
 from sar.partition.sources.open import open_source
 
 NODES = 20
@@ -101,8 +100,8 @@ def test_an_undirected_graph(tmp_path: Path) -> None:
 def test_from_the_data_set_to_partitions(tmp_path: Path) -> None:
     """Read by a process of its own, written, and loaded."""
     source = f"ogbl-collab:root={collab(tmp_path / 'ogb')}"
-    done = partition(source, tmp_path / "out", PartitionOptions(2, "random"))
-    loaded = [load_partition(done.path, part) for part in range(2)]
+    path = sar.partition_graph(source, tmp_path / "out", 2, method="random")
+    loaded = load_all(path, 2)
     for mask, count in zip(MASKS.values(), (80, 24, 16)):
         assert sum(int(one.edge_features[f"_N:_E:_N/{mask}"].sum()) for one in loaded) == count
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from harness.graphs import ETYPE_HOMO, NTYPE_HOMO, GraphArrays
 from table_files import DST, EDGES, FEAT, NODES, SRC, WEIGHT, Trap, chunks, ends
 
-from sar.partition.arrays import ETYPE_HOMO, NTYPE_HOMO, GraphArrays
 from sar.partition.sources.chunked import read_chunked
 from sar.partition.sources.pyg import from_pyg, read_pyg_file
 

@@ -10,21 +10,14 @@ import numpy as np
 import pytest
 import torch
 from foreign_files import edge_rows, write_pyg
-from harness.graphs import hetero, mixed
+from harness.graphs import ETYPE_HOMO, NTYPE_HOMO, GraphArrays, hetero, mixed
+from harness.parts import load_partition, write_partitions
 from torch_geometric.distributed import LocalFeatureStore, LocalGraphStore
 from written_graphs import EDGES, NODES, plain
 
 import sar
-from sar.partition import progress
-from sar.partition.arrays import ETYPE_HOMO, NTYPE_HOMO, GraphArrays
-from sar.partition.load import load_partition
-from sar.partition.write import write_partitions
 
-
-@pytest.fixture(autouse=True)
-def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that there are several, and most have no edge of some part."""
-    monkeypatch.setattr(progress, "BLOCK", 7)
+pytestmark = pytest.mark.usefixtures("small_blocks")
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 from pathlib import Path
 
@@ -10,17 +9,16 @@ import numpy as np
 import pytest
 import torch
 from graphs_to_cut import KINDS, small
+from harness.graphs import ETYPE_HOMO, NTYPE_HOMO, GraphArrays
+from harness.parts import write_partitions
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sar.cli.cut_report import predict_cut, prediction_lines, report_lines
-from sar.partition import progress
-from sar.partition.arrays import ETYPE_HOMO, NTYPE_HOMO, GraphArrays
+from sar.__main__ import main
+from sar.cli.cut_report import report_lines
 from sar.partition.quality import CutQuality, balance, measure
-from sar.partition.summary import summarize
-from sar.partition.write import write_partitions
-from sar.plan import Costs
-from sar.train.options import ModelOptions
+
+Capture = pytest.CaptureFixture[str]
 
 
 def random_parts(graph: GraphArrays, num_parts: int, seed: int, empty: bool = False) -> np.ndarray:
@@ -84,21 +82,21 @@ def test_blocks_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = small("several", 150, 2)
     parts = random_parts(graph, 3, 2)
     whole = measure(graph, parts, 3, cover=True)
-    monkeypatch.setattr(progress, "BLOCK", 7)
+    monkeypatch.setattr("sar.partition.progress.BLOCK", 7)
     blocks = measure(graph, parts.astype(np.int16), 3, cover=True)
     check(blocks, graph, parts, 3)
     assert whole.to_dict() == blocks.to_dict()
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_files_tell_the_same(kind: str, tmp_path: Path) -> None:
+def test_the_files_tell_the_same(kind: str, tmp_path: Path, capsys: Capture) -> None:
     """What was measured right after the cut is what is counted in written partitions."""
-    pytest.importorskip("dgl")
     graph = small(kind, 150, 3)
     parts = random_parts(graph, 4, 3)
     found = measure(graph, parts, 4, cover=True).to_dict()
     path = write_partitions(graph, torch.from_numpy(parts), tmp_path / "p", num_parts=4)
-    shown = summarize(path)
+    assert main(["inspect", path, "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
     assert shown["rows"].pop("ended") is not None
     assert {key: shown[key] for key in found} == found
     assert shown["sum_rows"]["fewest"] == sum(map(sum, found["rows"]["fewest"]))
@@ -132,30 +130,6 @@ def test_balances() -> None:
     assert none.cut_share == 0.0 and none.node_balance == 1.0
 
 
-@pytest.mark.parametrize(
-    "parts, num_parts, words",
-    [
-        (np.zeros(22, dtype=np.int64), 2, r"shape \(22,\)"),
-        (np.zeros(23), 2, "float64"),
-        (np.r_[np.zeros(22, dtype=np.int64), 2], 2, r"parts\[22\] is 2, expected 0 to 1"),
-        (np.r_[-1, np.zeros(22, dtype=np.int64)], 2, r"parts\[0\] is -1"),
-        (np.zeros(23, dtype=np.int64), 0, "num_parts is 0"),
-    ],
-)
-def test_wrong_parts(parts: np.ndarray, num_parts: int, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        measure(small("one type", 10, 0), parts, num_parts)
-
-
-@pytest.mark.parametrize("wrong", [-1, 23])
-@pytest.mark.parametrize("side", [0, 1])
-def test_edges_of_unknown_nodes(wrong: int, side: int) -> None:
-    graph = small("one type", 10, 0)
-    graph.edges[ETYPE_HOMO][side][6] = wrong
-    with pytest.raises(ValueError, match=f"edge 6 runs .*{wrong}.* below 23"):
-        measure(graph, np.zeros(23, dtype=np.int64), 1)
-
-
 def test_lines_and_the_price_of_balance() -> None:
     graph = small("one type", 150, 5)
     found = measure(graph, random_parts(graph, 4, 5, empty=True), 4)
@@ -177,35 +151,3 @@ def test_lines_and_the_price_of_balance() -> None:
     assert f"nodes {before.node_balance:.2f} to {after.node_balance:.2f}" in line
     assert any("saves" in line for line in report_lines(before, after))
     assert f"costs {new} halo rows;" in report_lines(after, alone)[-1]
-
-
-def test_prediction_after_a_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By source rows, and by the rows of partial sums where these were counted."""
-    costs = Costs(1e6, 1e3, 10.0, *[0.0] * 3, [8], [4], [], *[0.0] * 3, 3, 1e8, 100)
-    asked = []
-    predicting = importlib.import_module("sar.plan.predict")
-    monkeypatch.setattr(
-        predicting, "measure_costs", lambda work, seconds: asked.append(work) or costs
-    )
-    graph = small("one type", 150, 7)
-    parts = random_parts(graph, 3, 7)
-    quality = measure(graph, parts, 3)
-    assert predict_cut(graph, quality) is None  # no features
-    graph.node_data[NTYPE_HOMO]["feat"] = torch.zeros(23, 6)
-    found = predict_cut(graph, quality)
-    assert found is not None and asked[0].features == found.features == 6
-    gradients = 2 * 2 / 3 * 100 * 4
-    sent = quality.rows.sum(0)
-    assert found.sent_bytes == pytest.approx([12 * rows + gradients for rows in sent.tolist()])
-    assert found.memory_bytes[0] > 1.01e8 + 1e3 * quality.nodes[0] + 10 * quality.edges[0]
-    memory, traffic = prediction_lines(found)
-    assert "(predicted: 3-layer sage, hidden 256, 6 features, 16 classes)" in memory
-    assert memory.startswith("memory   0.09 to 0.09 GiB a rank") and traffic.startswith("traffic  ")
-    assert json.loads(json.dumps(found.to_dict()))["sent_bytes"] == [*map(round, found.sent_bytes)]
-    covered = measure(graph, parts, 3, cover=True)
-    assert covered.fewest is not None and covered.fewest.sum() < 0.95 * covered.halo.sum()
-    fewer = predict_cut(graph, covered, ModelOptions(hidden=8))
-    assert fewer is not None and sum(fewer.sent_bytes) < sum(found.sent_bytes)
-    assert asked[-1].model.hidden == 8
-    several = small("several", 40, 7)
-    assert predict_cut(several, measure(several, random_parts(several, 2, 7), 2)) is None

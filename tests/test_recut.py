@@ -9,23 +9,16 @@ import numpy as np
 import pytest
 import torch
 from graph_forms import SOURCES, one_type, several_types
+from harness.graphs import ETYPE_HOMO, NTYPE_HOMO, GraphArrays
+from harness.parts import load_partition, write_partitions
 from round_trips import files_of, read_back, same
 from written_graphs import EDGES, NODES, cut, plain
 
-from sar.partition import progress
-from sar.partition.arrays import ETYPE_HOMO, NTYPE_HOMO, GraphArrays
-from sar.partition.book import graph_digest
-from sar.partition.cut import METHODS, PartitionOptions
-from sar.partition.load import read_book
-from sar.partition.run import partition
+import sar
 from sar.partition.sources.parts import read_partitions
-from sar.partition.write import write_partitions
 
-
-@pytest.fixture(autouse=True)
-def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that there are several, and most have no edge of some part."""
-    monkeypatch.setattr(progress, "BLOCK", 7)
+pytestmark = pytest.mark.usefixtures("small_blocks")
+METHODS = ("coarsen", "hotness", "metis", "random", "contiguous")
 
 
 @pytest.mark.parametrize("damage", ["twice", "far", "float"])
@@ -63,15 +56,15 @@ def test_without_the_graph_it_is_cut_as_with_it(
     make: Callable[[], GraphArrays], method: str, formats: tuple[str, str], tmp_path: Path
 ) -> None:
     """To the byte, whatever the order of columns."""
-    before = PartitionOptions(3, "random", seed=9, format=formats[0], name="g")
-    path = partition(make(), tmp_path / "before", before).path
-    options = PartitionOptions(4, method, seed=2, format=formats[1], name="g")
-    partition(path, tmp_path / "again", options)
+    before = {"method": "random", "seed": 9, "format": formats[0], "name": "g"}
+    path = sar.partition_graph(make(), tmp_path / "before", 3, **before)
+    options = {"method": method, "seed": 2, "format": formats[1], "name": "g"}
+    sar.partition_graph(path, tmp_path / "again", 4, **options)
     graph = make()
     for columns in (*graph.node_data.values(), *graph.edge_data.values()):
         for name in list(columns):
             columns[name] = columns.pop(name) if name == "feat" else columns[name]
-    partition(graph, tmp_path / "direct", options)
+    sar.partition_graph(graph, tmp_path / "direct", 4, **options)
     assert files_of(tmp_path / "again") == files_of(tmp_path / "direct")
 
 
@@ -79,16 +72,14 @@ def test_without_the_graph_it_is_cut_as_with_it(
 def test_parts_are_kept_from_format_to_format(
     make: Callable[[], GraphArrays], tmp_path: Path
 ) -> None:
-    first = path = partition(make(), tmp_path / "0", PartitionOptions(3, "random", name="g")).path
-    owner, digest = read_back(path, 3).owner, read_book(path).graph_digest
+    first = path = sar.partition_graph(make(), tmp_path / "0", 3, method="random", name="g")
+    owner, digest = read_back(path, 3).owner, load_partition(path, 0).book.graph_digest
     for number, format in enumerate(("pyg", "pyg", "dgl"), 1):
-        options = PartitionOptions(3, "keep", format=format, name="g")
-        path = partition(path, tmp_path / str(number), options).path
+        options = {"method": "keep", "format": format, "name": "g"}
+        path = sar.partition_graph(path, tmp_path / str(number), 3, **options)
         kept = read_back(path, 3).owner
         assert all(torch.equal(parts, kept[ntype]) for ntype, parts in owner.items())
-        (scratch := tmp_path / f"scratch{number}").mkdir()
-        assert graph_digest(read_partitions(path, scratch)[0]) == digest
-    assert read_book(path).graph_digest == digest
+    assert load_partition(path, 0).book.graph_digest == digest
     old, new = (files_of(Path(one).parent) for one in (first, path))
     assert {k: v for k, v in old.items() if k != "g.json"} == {
         k: v for k, v in new.items() if k != "g.json"
@@ -101,8 +92,8 @@ def test_ids_of_others_come_along(formats: tuple[str, ...], tmp_path: Path) -> N
     source = SOURCES["YAML, CSV"](several_types(), tmp_path)
     given, first = source.given, None
     for number, format in enumerate(formats):
-        options = PartitionOptions(4 - number, "random", format=format, overwrite=number > 0)
-        given = partition(given, tmp_path / "out", options).path
+        options = {"method": "random", "format": format, "overwrite": number > 0}
+        given = sar.partition_graph(given, tmp_path / "out", 4 - number, **options)
         ids = files_of(tmp_path / "out" / "ids")
         assert set(ids) == {"item.parquet", "tag.parquet", "user.parquet"}
         first = first or ids

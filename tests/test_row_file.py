@@ -14,28 +14,17 @@ from harness.parts import Cutter
 from torch import Tensor
 
 import sar
-from sar.partition.column import Column, RowFile
+from sar.partition.column import Column
 from sar.partition.features import FeatureStore
-from sar.train import DataOptions, ModelOptions, Trainer, TrainOptions, build_model, memory
-from sar.train.data import load_node_data
-
-DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.bool]
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("shape", [(7, 3), (5,), (0, 4), (4, 0), (3, 2, 2)], ids=str)
-def test_rows_are_those_that_were_given(dtype: torch.dtype, shape: tuple, tmp_path: Path) -> None:
-    """Also when they were released, or written to before that."""
-    rows = (torch.rand(shape, generator=torch.Generator().manual_seed(0)) * 9).to(dtype)
-    file = RowFile(shape, dtype, rows.split(2), tmp_path)
-    for change in (0, 1):
-        file.tensor.copy_(rows + change)
-        file.release()
-        assert torch.equal(file.tensor, (rows + change).to(dtype)) and file.tensor.dtype == dtype
-    assert not list(tmp_path.iterdir()), "the file has no name"
-    if rows.numel():
-        with pytest.raises(ValueError, match=r"blocks: got \d+ bytes, expected the \d+ of"):
-            RowFile(shape, dtype, [rows[1:]], tmp_path)
+from sar.train import (
+    DataOptions,
+    ModelOptions,
+    Trainer,
+    TrainOptions,
+    build_model,
+    load_node_data,
+    memory,
+)
 
 
 def test_a_feature_of_any_alignment(partitioned: Cutter, tmp_path: Path) -> None:
