@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,7 +20,6 @@ from test_launch import environment
 from test_start import free_port
 
 from sar.comm.paced import Message, Paced
-from sar.errors import CommError
 from sar.stream import plan as halo
 
 
@@ -30,35 +27,27 @@ class Began:
     """A message on its way, which ends when it is told to."""
 
     def __init__(self) -> None:
-        self.over, self.error = threading.Event(), None
+        self.over = threading.Event()
 
-    def end(self, error: Exception | None = None) -> None:
-        self.error = error
+    def end(self) -> None:
         self.over.set()
 
     def wait(self) -> None:
         assert self.over.wait(20)
-        if self.error is not None:
-            raise self.error
 
 
-@pytest.fixture
-def runway() -> Iterator[tuple[Any, SimpleQueue]]:
-    """What begins an exchange of four ranks over some distances, and messages as they begin."""
+def test_a_step_begins_when_the_one_before_has_ended() -> None:
+    """Exchanges of four ranks over some distances."""
     begun, counts = SimpleQueue(), ([1] * 4, [1] * 4)
 
     def begin(message: Message) -> Began:
         begun.put((message.source, message.is_back, one := Began()))
         return one
 
+    def exchange(*distances: int) -> Any:
+        return paced.exchange(torch.zeros(4, 1), torch.zeros(4, 1), *counts, distances)
+
     paced = Paced(0, begin)
-    rows = torch.zeros(4, 1), torch.zeros(4, 1)
-    yield paced, lambda *distances: paced.exchange(*rows, *counts, distances), begun
-    paced.close(20)
-
-
-def test_a_step_begins_when_the_one_before_has_ended(runway: Any) -> None:
-    _, exchange, begun = runway
     first, second, done = exchange(1, 2), exchange(3), threading.Event()
     second.when_done(done.set)
     source, _, message = begun.get(timeout=20)
@@ -76,66 +65,32 @@ def test_a_step_begins_when_the_one_before_has_ended(runway: Any) -> None:
     assert source == 3 and not done.is_set()
     message.end()
     second.wait()
-    assert done.wait(20)
+    assert done.wait(20) and paced.close(20) is None
 
 
-def test_an_error_is_raised_where_it_is_waited_for(runway: Any) -> None:
-    _, exchange, begun = runway
-    bad, good = exchange(1, 2), exchange(3)
-    begun.get(timeout=20)[2].end(CommError("cut off"))
-    source, _, message = begun.get(timeout=20)
-    assert source == 3, "no step of what failed begins"
-    message.end()
-    good.wait()
-    with pytest.raises(CommError, match="cut off"):
-        bad.wait()
-
-
-def test_nothing_begins_at_the_end(runway: Any) -> None:
-    paced, exchange, begun = runway
-    under_way, waiting = exchange(1), exchange(2)
-    message = begun.get(timeout=20)[2]
-    assert paced.close(0.05) is not None
-    message.end()
-    assert paced.close(20) is None
-    under_way.wait()
-    with pytest.raises(CommError, match="shut down"):
-        waiting.wait()
-    assert begun.empty()
-
-
-RAISING = """
-import sys
-import torch
-import sar
-from sar.stream import build_halo_plan, fetch
-from sar.stream import plan as halo
-
-rank, port = int(sys.argv[1]), int(sys.argv[2])
-halo.LARGE = 0
-group = sar.initialize_comms(rank, 4, "127.0.0.1", "gloo", master_port_number=port, timeout=20)
-wanted = [torch.arange(0) if peer == rank else torch.arange(40000) for peer in range(4)]
-plan = build_halo_plan(group, wanted, 40000)
-for turn in range(3):
-    stream = fetch(plan, torch.ones(40000, 64), plan.rounds(1))
-    if rank == 1:
-        raise ValueError("boom")
-    list(stream)
-"""
-
-
-STUCK = """
+MEET = """
 import atexit
 import sys
 import time
 import torch
 import sar
 from sar.stream import build_halo_plan, fetch
+from sar.stream import plan as halo
 
-rank, port = int(sys.argv[1]), int(sys.argv[2])
-group = sar.initialize_comms(rank, 2, "127.0.0.1", "gloo", master_port_number=port, timeout=300)
-wanted = [torch.arange(0) if peer == rank else torch.arange(40000) for peer in range(2)]
+rank, size, port = map(int, sys.argv[1:])
+halo.LARGE = 0
+group = sar.initialize_comms(rank, size, "127.0.0.1", "gloo", master_port_number=port, timeout=300)
+wanted = [torch.arange(0 if peer == rank else 40000) for peer in range(size)]
 plan = build_halo_plan(group, wanted, 40000)
+"""
+RAISING = """
+for turn in range(3):
+    stream = fetch(plan, torch.ones(40000, 64), plan.rounds(1))
+    if rank == 1:
+        raise ValueError("boom")
+    list(stream)
+"""
+STUCK = """
 if rank == 1:
     time.sleep(300)
 atexit.register(lambda: print("handler", file=sys.stderr))
@@ -150,9 +105,9 @@ def start(nursery: Nursery, tmp_path: Path) -> Iterator[Callable[[str, int], lis
     ranks: list[Child] = []
 
     def begin(script: str, size: int) -> list[Child]:
-        (tmp_path / "script.py").write_text(script)
+        (tmp_path / "script.py").write_text(MEET + script)
         port = str(free_port())
-        words = [[str(tmp_path / "script.py"), str(rank), port] for rank in range(size)]
+        words = [[str(tmp_path / "script.py"), str(rank), str(size), port] for rank in range(size)]
         ranks.extend(nursery.start(one, environment(SAR_HOST_MEMORY="0")) for one in words)
         return ranks
 
@@ -210,33 +165,3 @@ def test_large_is_a_matter_of_the_busiest_rank_and_alike_on_all() -> None:
         return [width >= plan.large_row_bytes for width in (halo.LARGE - 1, halo.LARGE)]
 
     assert run_threads(4, case) == [[False, True]] * 4
-
-
-def case_killed(group: Any) -> str:
-    """Rank 1 dies while large steps are under way and queued."""
-    wanted = [torch.arange(0) if p == group.rank else torch.arange(5000) for p in range(group.size)]
-    with mock.patch.object(halo, "LARGE", 0):
-        plan = halo.build_halo_plan(group, wanted, 5000)
-        stream = halo_stream(plan)
-        if group.rank == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
-        try:
-            for _ in range(2):
-                list(stream)
-                stream = halo_stream(plan)
-        except CommError as error:
-            return str(error)
-    return "nothing"
-
-
-def halo_stream(plan: halo.HaloPlan) -> Any:
-    from sar.stream import fetch
-
-    return fetch(plan, torch.ones(5000, 64), plan.rounds(1))
-
-
-def test_a_rank_killed_between_steps_ends_the_others(sockets: WorkerPool) -> None:
-    results = sockets.run(4, case_killed, timeout=30.0, may_die={1})
-    assert results[1] is None
-    for rank in (0, 2, 3):
-        assert f"rank {rank}" in results[rank] and "another rank" in results[rank]

@@ -15,12 +15,9 @@ from email.message import Message
 from pathlib import Path
 
 import pytest
-import torch
 
 import sar
 from sar.__main__ import read_words
-from sar.partition.sources.generate import community_graph
-from sar.partition.write import write_partitions
 
 ROOT = Path(__file__).resolve().parent.parent
 NOT_SOURCES = (".*", "build", "dist", "site", "shared", "*.egg-info", "__pycache__")
@@ -113,8 +110,7 @@ def test_the_wheel_works_away_from_the_checkout(installed: Path, tmp_path: Path)
     """Both names of the command; ranks start from the installed package."""
     assert run(installed / "sar", "--version", cwd=tmp_path) == f"sar {sar.__version__}\n"
     assert run(installed / "sar-gnn", "--help", cwd=tmp_path).startswith("usage: sar-gnn COMMAND")
-    graph = community_graph(100, 400, 0, classes=3, features=4)
-    parts = write_partitions(graph, torch.arange(100) % 2, tmp_path / "parts")
+    parts = sar.partition_graph("synthetic:nodes=100,edges=400", tmp_path / "parts", 2)
     words = [parts, "--layers", 1, "--epochs", 2, "--json", "out.json"]
     run(installed / "sar", "train", *words, cwd=tmp_path)
     assert len(json.loads((tmp_path / "out.json").read_text())["epochs"]) == 2

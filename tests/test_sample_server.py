@@ -12,14 +12,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import numpy as np
 import pytest
 from harness.nursery import Child, Nursery
 from test_launch import environment
 
+import sar
 from sar.__main__ import main
-from sar.partition.sources.generate import community_graph
-from sar.partition.write import write_partitions
 
 LIMIT = 8  # seconds of the ranks' timeout where one of them fails
 SLACK = 10
@@ -58,9 +56,8 @@ TRAINER = textwrap.dedent("""
 
 @pytest.fixture(scope="module")
 def parts(tmp_path_factory: pytest.TempPathFactory) -> str:
-    arrays = community_graph(60, 400, 3, classes=3, features=8)
-    folder = tmp_path_factory.mktemp("graph")
-    return write_partitions(arrays, np.arange(60) % 2, folder / "parts")
+    source = "synthetic:nodes=60,edges=400,seed=3,classes=3,features=8"
+    return sar.partition_graph(source, tmp_path_factory.mktemp("graph") / "parts", 2)
 
 
 @contextmanager

@@ -8,22 +8,19 @@ import signal
 import socket
 import subprocess
 import sys
-import textwrap
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 from harness.nursery import Child, Nursery
 from test_launch import ROOT, children, environment, wait_for
 
+import sar
 from benchmarks.hosts import Hosts, missing
 from sar.__main__ import main
 from sar.cli.ranks import run_ranks
 from sar.errors import SarError
-from sar.partition.sources.generate import community_graph
-from sar.partition.write import write_partitions
 
 LIMIT = 10  # seconds of the ranks' timeout; on a loaded machine they need some to meet
 SLACK = 8  # seconds after it in which all have ended
@@ -31,9 +28,8 @@ SLACK = 8  # seconds after it in which all have ended
 
 @pytest.fixture(scope="module")
 def parts(tmp_path_factory: pytest.TempPathFactory) -> str:
-    arrays = community_graph(200, 1600, 3, classes=3, features=8)
-    folder = tmp_path_factory.mktemp("graph")
-    return write_partitions(arrays, np.arange(200) % 2, folder / "parts")
+    source = "synthetic:nodes=200,edges=1600,classes=3,features=8"
+    return sar.partition_graph(source, tmp_path_factory.mktemp("graph") / "parts", 2)
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +107,6 @@ MEETING = """
 import os, subprocess, sys, time
 import sar, torch
 from sar.errors import CommError
-{before}
 begin = time.monotonic()
 try:
     group = sar.initialize_comms(backend="gloo", timeout={limit})
@@ -123,31 +118,16 @@ except CommError as error:
 """
 
 
-def meet(
-    hosts: Hosts, before: dict[int, str], after: str = "sar.shutdown()", **more: str
-) -> list[subprocess.Popen]:
-    """A rank on each host that joins the others by itself."""
-    ranks = []
-    for rank in range(hosts.num):
-        code = MEETING.format(before=before.get(rank, ""), after=after, limit=LIMIT)
-        own = {"RANK": str(rank), "WORLD_SIZE": str(hosts.num), "MASTER_PORT": "29500"}
-        command = [*hosts.command(rank), sys.executable, "-c", textwrap.dedent(code)]
-        ranks.append(
-            subprocess.Popen(
-                command,
-                env=environment(**hosts.environment(), **own, **more),
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )  # fmt: skip
-        )
-    return ranks
-
-
 @pytest.mark.system
 def test_ranks_of_several_hosts_listen_on_the_network_that_joins_them(two_hosts: Hosts) -> None:
-    ranks = meet(two_hosts, {}, "print('met', flush=True); time.sleep(60)")
+    """A rank on each host joins the others by itself."""
+    code = MEETING.format(after="print('met', flush=True); time.sleep(60)", limit=LIMIT)
+    own, ranks = {"WORLD_SIZE": "2", "MASTER_PORT": "29500", **two_hosts.environment()}, []
     try:
+        for rank in range(2):
+            command = [*two_hosts.command(rank), sys.executable, "-c", code]
+            given = environment(**own, RANK=str(rank))
+            ranks.append(subprocess.Popen(command, env=given, text=True, stdout=subprocess.PIPE))
         for host, rank in enumerate(ranks):
             assert rank.stdout is not None and rank.stdout.readline() == "met\n"
             found = listening(two_hosts.command(host))
@@ -160,29 +140,6 @@ def test_ranks_of_several_hosts_listen_on_the_network_that_joins_them(two_hosts:
 
 # ---------------------------------------------------------------- meeting in vain
 
-CUT = """
-from sar.comm import process
-def cut(*words, new_group=process.dist.new_group, **more):
-    subprocess.run(["ip", "link", "set", "eth0", "down"], check=True)
-    return new_group(*words, **more)
-process.dist.new_group = cut
-"""
-
-
-@pytest.mark.system
-def test_a_network_that_goes_away_while_ranks_meet(two_hosts: Hosts) -> None:
-    try:
-        ranks = meet(two_hosts, {1: CUT})
-        for number, rank in enumerate(ranks):
-            out, errors = rank.communicate(timeout=60)
-            seconds, error = out.splitlines()[:2]
-            assert float(seconds.split()[1]) < LIMIT + SLACK, out
-            assert f"rank {number} of 2: could not meet the other ranks" in error
-            assert "did not answer" in error
-            assert rank.returncode == 1 and "CommError" in errors
-    finally:
-        subprocess.run([*two_hosts.command(1), "ip", "link", "set", "eth0", "up"], check=True)
-
 
 @pytest.fixture
 def alone(nursery: Nursery, tmp_path: Path) -> Iterator[Callable[..., Child]]:
@@ -190,7 +147,7 @@ def alone(nursery: Nursery, tmp_path: Path) -> Iterator[Callable[..., Child]]:
     started, script = [], tmp_path / "meeting.py"
 
     def start(rank: int, size: int, port: int, limit: int, after: str = "", **more: str) -> Child:
-        script.write_text(MEETING.format(before="", after=after, limit=limit))
+        script.write_text(MEETING.format(after=after, limit=limit))
         where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         given = environment(**where, RANK=str(rank), WORLD_SIZE=str(size), **more)
         started.append(nursery.start([str(script)], given))
@@ -279,8 +236,7 @@ def test_many_ranks_start_only_when_asked_for(
     tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0})
-    arrays = community_graph(60, 300, 3, classes=3, features=8)
-    path = write_partitions(arrays, np.arange(60) % 5, tmp_path / "parts")
+    path = sar.partition_graph("synthetic:nodes=60,edges=300", tmp_path / "parts", 5)
     assert main(["train", path]) == 2
     error = capsys.readouterr().err
     assert "5 parts" in error and "at most 4 a core; give --nproc 5" in error
