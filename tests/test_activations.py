@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import sar
-from sar.frontends.dgl import patches
 from sar.memory import paging
 from sar.models.activations import layers_of
 from sar.train import ModelOptions, build_model
@@ -178,25 +177,6 @@ def test_backward_may_run_twice_and_copies_have_the_setting(partitioned: Cutter)
                 assert same([list(first)], [list(again)])
             states = [layer.__dict__.get("forward") for layer in copy.deepcopy(model).modules()]
             assert any(states)
-
-    path = partitioned(looped(), 1)
-    run_threads(1, case)
-
-
-def test_a_graph_that_is_older_than_the_import_of_dgl(partitioned: Cutter) -> None:
-    """What replaces a layer's code does so inside of its first forward pass, not of its second."""
-
-    def case(group: Any) -> None:
-        data = sar.load_dgl_partition_data(path, 0)
-        graph, x = sar.construct_full_graph(data), data.node_features["_N/feat"]
-        layer = dgl.nn.SAGEConv(NUM_FEATURES, 3, "mean").to(x.dtype)
-        grads = []
-        for activations in ("keep", "recompute"):
-            sar.set_activations(layer, activations)
-            patches.uninstall()  # as if no layer had been imported yet
-            loss = layer(graph, x).square().sum()
-            grads.append(torch.autograd.grad(loss, list(layer.parameters())))
-        assert same([list(grads[0])], [list(grads[1])])
 
     path = partitioned(looped(), 1)
     run_threads(1, case)

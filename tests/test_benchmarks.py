@@ -15,7 +15,7 @@ import torch
 
 from benchmarks import __main__ as command
 from benchmarks import measure, registry
-from benchmarks.cases import cut, exact, learns, relations, tables
+from benchmarks.cases import exact, learns
 from benchmarks.cluster import Cluster, WorkerError
 from benchmarks.registry import Benchmark, Figure, Options, Report
 from benchmarks.tables import measured, output
@@ -158,48 +158,6 @@ def test_exact_runs_at_a_tiny_size(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     ]
 
 
-@pytest.mark.system
-def test_relations_share_rows_at_a_tiny_size(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(relations, "PAPERS", 100)
-    monkeypatch.setattr(relations, "RANKS", 2)
-    report = relations.relations(Options(cache=tmp_path))
-    assert report.ok and all(0 < figure.value < 1 for figure in report.figures), report.figures
-
-
-@pytest.mark.system
-def test_tables_are_cut_at_a_tiny_size(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(tables, "EDGES", (20_000,))
-    report = tables.out_of_core(Options(cache=tmp_path))
-    ((edges, nodes, cpu, wall, memory, scratch, written),) = report.tables[0].rows
-    assert (edges, nodes) == (20_000, 2_000) and min(cpu, wall, memory, written) > 0
-    assert scratch >= 0  # looked at once a second, so a short run may have ended before
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.system
-def test_cuts_are_compared_at_a_tiny_size(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Two methods: each cut is a process of its own."""
-    monkeypatch.setattr(cut, "SCALE", 8)
-    graphs = cut._graphs(Options())
-    monkeypatch.setattr(cut, "_graphs", lambda options: {"rmat-8": graphs["rmat-8"]})
-    whole, of_cut = cut._cut, {}
-
-    def once(folder: Path, method: str, balance: list[str]) -> dict[str, float]:
-        if method not in of_cut:
-            of_cut[method] = whole(folder, method, balance)
-        return of_cut[method]
-
-    monkeypatch.setattr(cut, "_cut", once)
-    report = cut.cut(Options(cache=tmp_path))
-    assert [row[:2] for row in report.tables[0].rows] == [
-        ["rmat-8", shown] for shown in cut.METHODS
-    ]
-    assert all(math.isfinite(f.value) for f in report.figures)  # beyond a small graph's: about 0
-    assert all(f.value > 0 for f in report.figures if "cut," in f.name or "max / mean" in f.name)
-
-
 def test_held_out_edges_are_not_trained_on(tmp_path: Path) -> None:
     """Nor the other way round; what is labeled 0 is no edge at all."""
     keys = np.unique(np.random.default_rng(0).integers(0, 1600, 400))
@@ -215,18 +173,6 @@ def test_held_out_edges_are_not_trained_on(tmp_path: Path) -> None:
     whole = set(zip(src.tolist(), dst.tolist()))
     assert edges and not edges & train and edges | train == whole
     assert none and not none & whole
-
-
-def test_triples_are_learned_and_ranked_by_plain_dgl(tmp_path: Path) -> None:
-    from benchmarks.tasks.learns import Alone
-
-    rng = np.random.default_rng(0)
-    triples = np.stack([rng.integers(0, n, 200) for n in (40, 3, 40)], 1)
-    parts = {"train": triples[:150], "valid": triples[150:170], "test": triples[170:]}
-    np.savez(tmp_path / "wn18rr.npz", num_entities=40, num_relations=3, **parts)
-    torch.save(learns.CONTENTS["wn18rr"](tmp_path / "wn18rr.npz"), tmp_path / "content.pt")
-    found = Alone("wn18rr", str(tmp_path / "content.pt")).fit(0, epochs=5, batch=64)
-    assert all(math.isfinite(value) for value in found.values()) and 0 < found["mrr"] < 1
 
 
 @pytest.mark.system
@@ -269,21 +215,3 @@ def test_what_is_written(tmp_path: Path) -> None:
     assert "| sar, strict | 4 | 30 | 25 |" in page and "needs root" in page
     plots = {path.name for path in (tmp_path / "out").glob("*.png")}
     assert plots == {"memory.png", "speed.png", "traffic.png"}
-
-
-def test_plots_have_their_bounds_drawn(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    memory = [{"contender": "DGL", "ranks": 1, "mb": 100.0}]
-    memory += [{"contender": "sar, strict", "ranks": size, "mb": 90.0 / size} for size in (1, 2, 4)]
-    rates = [
-        {"rate": "100mbit", "bits": 1e8, "wall_s": 3.0, "compute_s": 1.0, "wire_s": 2.5},
-        {"rate": "1gbit", "bits": 1e9, "wall_s": 1.2, "compute_s": 1.0, "wire_s": 0.25},
-    ]
-    of_memory = ("1", "2", "4", "ranks", "MB", "sar, strict", "DGL / ranks")
-    for name, rows, words in (
-        ("memory", memory, of_memory),
-        ("bandwidth", rates, ("100 Mbit/s", "1 Gbit/s", "epoch", "bound")),
-    ):
-        output.plot(name, rows, tmp_path / "x.svg", dark=True)
-        text = (tmp_path / "x.svg").read_text()
-        assert all(f">{word}</text>" in text for word in words), name

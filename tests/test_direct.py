@@ -11,8 +11,8 @@ import torch
 from harness import WorkerPool, run_threads
 from torch import Tensor
 
+import sar
 from sar.comm import direct
-from sar.errors import CommError
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.int32, torch.int64]
 OPS = {"sum": torch.add, "max": torch.maximum, "min": torch.minimum}
@@ -66,7 +66,7 @@ def case_different(group: Any, name: str) -> Any:
     }
     try:
         calls[name]()
-    except CommError as error:
+    except sar.CommError as error:
         message = str(error)
     else:
         message = ""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -316,28 +315,6 @@ def test_unusable_checkpoints_are_refused_on_every_rank(
     assert "boom" not in capsys.readouterr().out
     shard.unlink()
     run_threads(2, case_refused, path, folder, "no checkpoint")
-
-
-@pytest.mark.parametrize(
-    ("file", "key", "words"),
-    [
-        ("user.pt", "num_shards", "could not take rows of 'user': KeyError: 'num_shards'"),
-        ("user.*.0.pt", "ids", "KeyError: 'ids'"),
-        ("user.*.0.pt", "weight", "damaged: got rows {}, expected weight"),
-    ],
-)
-def test_a_file_damaged_for_one_rank_is_every_ranks_error(
-    file: str, key: str, words: str, partitioned: Cutter, tmp_path: Path
-) -> None:
-    path, folders = partitioned(shop(), 2, "random"), (tmp_path / "whole", tmp_path / "damaged")
-    run_threads(2, case_save, path, folders[0], "SGD")
-    shutil.copytree(*folders)
-    (damaged,) = folders[1].glob(file)
-    content = torch.load(damaged)
-    del (content["rows"] if key == "weight" else content)[key]
-    torch.save(content, damaged)
-    words = "rank 1: .*" + words
-    run_threads(2, lambda group: case_refused(group, path, folders[group.rank], words))
 
 
 def test_a_save_that_fails_leaves_the_old_one(

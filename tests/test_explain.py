@@ -17,19 +17,19 @@ import pytest
 import torch
 from harness import WorkerPool, run_threads
 from harness.commands import launch_on
-from harness.graphs import NUM_FEATURES, looped, shop
+from harness.graphs import NUM_FEATURES, looped
 from harness.parts import Cutter
 from harness.rows import Part, whole
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import sar
+from sar.__main__ import main
 from sar.comm import Group
 from sar.models import LayerRow
 from sar.train import DataOptions, Trainer, TrainOptions, load_node_data
 
 F32 = 4
-NAMES = ("bought_by", "buys", "carries", "follows", "marks")  # relations of the shop
 Case = Callable[[Group, Part], Any]
 
 
@@ -277,34 +277,6 @@ def test_what_is_saved_counts_for_its_layer(activations: str, partitioned: Cutte
     on_ranks(1, partitioned, case)
 
 
-def test_a_fused_layer_saves_its_mean(partitioned: Cutter) -> None:
-    """Rows of 4 numbers: the layer holds the mean, the model what tanh gave, and the relation a
-    number a row for all layers."""
-
-    def case(group: Group, part: Part) -> None:
-        rows = sar.explain(Stack(sage(), sage()), part.graph, rows_of(part)).rows
-        one = len(part.nodes) * 4 * F32
-        assert [row.saved_bytes for row in rows] == [2 * one, one, one + len(part.nodes) * F32]
-
-    on_ranks(2, partitioned, case)
-
-
-def test_halos_that_the_policy_keeps_are_saved(partitioned: Cutter) -> None:
-    def case(group: Group, part: Part) -> list[LayerRow]:
-        torch.manual_seed(0)
-        rows = []
-        for again in (True, False):
-            graph = part.graph.with_policy(sar.Policy(rematerialize=again))
-            x = rows_of(part).requires_grad_()
-            rows.append(sar.explain(Udf(), graph, x).rows[0])
-        return rows
-
-    for streamed, kept in on_ranks(3, partitioned, case):
-        # Rows come in forward and again in backward, and their gradients go home.
-        halo = streamed.received_bytes - kept.received_bytes  # not fetched again
-        assert kept.saved_bytes - streamed.saved_bytes == halo > 0
-
-
 def test_blocks(partitioned: Cutter) -> None:
     class Two(nn.Module):
         def __init__(self) -> None:
@@ -321,54 +293,6 @@ def test_blocks(partitioned: Cutter) -> None:
         first, second = sar.explain(model, blocks).rows[:2]
         assert first.implementation == second.implementation == "fused"
         assert first.saved_bytes is not None and "first" in str(sar.explain(model, blocks))
-
-    on_ranks(2, partitioned, case)
-
-
-def test_relations_whose_rows_travel_together(partitioned: Cutter) -> None:
-    """From the first call on, and the table says so."""
-    path = partitioned(shop(), 2)
-    conv = dgl.nn.HeteroGraphConv(
-        {name: dgl.nn.GINConv(nn.Linear(NUM_FEATURES, 4), "sum") for name in NAMES}
-    )
-
-    def case(group: Group) -> list[dict[str, LayerRow]]:
-        data = sar.load_dgl_partition_data(path, group.rank, "cpu")
-        graph, mine = sar.construct_full_graph(data), copy.deepcopy(conv)
-        x = {
-            ntype: torch.randn(graph.num_nodes(ntype), NUM_FEATURES, requires_grad=True)
-            for ntype in graph.ntypes
-        }
-        found = []
-        for _ in range(2):
-            found.append({row.name: row for row in sar.explain(mine, graph, x).rows})
-            sum(out.sum() for out in mine(graph, x).values()).backward()
-        with pytest.raises(ValueError, match="inputs: got none"):
-            sar.explain(mine, graph)
-        return found
-
-    for first, later in run_threads(2, case):
-        for one in (first, later):
-            assert "shared rows" in one["mods.follows"].implementation
-            assert one["mods.follows"].sent_bytes < one["mods.buys"].sent_bytes
-
-
-class Around(dgl.nn.SAGEConv):
-    """A layer in a layer that is not what its class is."""
-
-    def __init__(self) -> None:
-        super().__init__(4, 4, "mean")
-        self.inner = sage()
-
-    def forward(self, graph: Any, feat: Tensor) -> Tensor:
-        return self.inner(graph, feat)
-
-
-def test_a_layer_in_a_layer_has_its_own_row(partitioned: Cutter) -> None:
-    def case(group: Group, part: Part) -> None:
-        outer, inner = sar.explain(Around(), part.graph, rows_of(part)).rows
-        assert (outer.implementation, outer.why_not_fused) == ("dense", None)
-        assert (inner.name, inner.implementation) == ("inner", "fused")
 
     on_ranks(2, partitioned, case)
 
@@ -469,8 +393,6 @@ def test_the_command_prints_it(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     """And trains on as if it had not been asked."""
-    from sar.__main__ import main
-
     runs = []
     for extra in ([], ["--explain"]):
         out = tmp_path / f"run{len(extra)}.json"

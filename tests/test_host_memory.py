@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import combinations
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +19,7 @@ from hypothesis import strategies as st
 
 import sar
 from sar.comm import one_host
-from sar.comm.host_memory import SMALL, Flight, HostMemory
+from sar.comm.host_memory import Flight, HostMemory
 
 WIDE = 700  # numbers of a row: four rows and more are read where they lie
 
@@ -92,37 +91,6 @@ def test_every_row_arrives_whatever_order_ranks_wait_in(
         run_threads(size, case)
 
 
-def test_a_buffer_is_free_when_the_peer_has_read_it() -> None:
-    """Large rows stay the sender's until then; small ones travel in the message."""
-    with connected(2) as ranks:
-        for width, is_free in ((WIDE * 8, False), (4, True)):
-            counts = [[0, 1], [0, 0]]
-            flight, _ = begin(ranks[0], 0, counts, width)
-            assert (not flight.unread) == is_free
-            other, recv = begin(ranks[1], 1, counts, width)
-            other.wait()
-            flight.wait()
-            check(recv, 1, counts, width)
-
-
-def test_an_exchange_that_nobody_waits_for_keeps_no_buffer() -> None:
-    """As after an error that all ranks catch."""
-    with connected(2) as ranks:
-        counts = [[2, 3], [4, 0]]
-        for rank in (0, 1):
-            begin(ranks[rank], rank, counts, WIDE * 8)
-        begun = [begin(ranks[rank], rank, counts, 1, SMALL)[0] for rank in (0, 1)]
-        assert all(one._flights for one in ranks)
-
-        def case(group: Any) -> None:
-            begun[group.rank].wait()
-            while ranks[group.rank]._flights:
-                ranks[group.rank].serve(time.monotonic() + 5)
-
-        run_threads(2, case)
-        assert not any(one._flights or one._early for one in ranks)
-
-
 def test_rows_of_a_rank_that_gave_up_are_not_believed() -> None:
     """It may have freed them: an answer that cannot be given shows it."""
     with connected(2) as ranks:
@@ -161,15 +129,6 @@ def test_unequal_numbers_are_refused(width: int) -> None:
             flight.wait()
 
 
-def test_a_peer_that_takes_no_messages_is_named() -> None:
-    with connected(2) as ranks:
-        counts = [[0, 1], [0, 0]]
-        one_host._make_ready(ranks[0]._sockets[1], 1.0)
-        with pytest.raises(TimeoutError, match="rank 1 takes no messages"):
-            for _ in range(10_000):
-                begin(ranks[0], 0, counts, 2000)
-
-
 @pytest.mark.parametrize("is_sender", [True, False])
 def test_a_peer_that_has_left_is_named(is_sender: bool) -> None:
     """Whether its rows are missing, or it has not read what it was sent."""
@@ -189,16 +148,6 @@ def test_waiting_ends_at_the_timeout() -> None:
         flight, _ = begin(ranks[0], 0, [[0, 0], [1, 0]], 1)
         with pytest.raises(TimeoutError, match="no answer for 0.2 seconds"):
             flight.wait()
-
-
-@pytest.mark.parametrize("name", ["strided", "count"])
-def test_buffers_that_cannot_be_read_as_they_lie(name: str) -> None:
-    """Addresses are all that peers get: a wrong one would read or write anything."""
-    with connected(2) as ranks:
-        buffer = torch.zeros(4, 6)[:, ::2] if name == "strided" else torch.zeros(3, 3)
-        for pair in ((buffer, torch.zeros(4, 3)), (torch.zeros(4, 3), buffer)):
-            with pytest.raises(ValueError, match="buffer: got .* for 4 rows, expected as many"):
-                ranks[0].exchange(*pair, [0, 4], [0, 4])
 
 
 def met(size: int, able: int | None = None) -> list[bool]:
@@ -279,15 +228,6 @@ def test_a_stranger_that_calls_is_not_a_rank(monkeypatch: pytest.MonkeyPatch) ->
     assert met(3) == [True] * 3
     for stranger in called:
         stranger.close()
-
-
-def test_namespaces_are_hosts_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    def host_where(**other: str) -> int:
-        monkeypatch.setattr(os, "readlink", lambda path: other.get(Path(path).name, "same"))
-        return one_host._host()
-
-    assert host_where() == host_where() > 0
-    assert len({host_where(), host_where(net="another"), host_where(pid="another")}) == 3
 
 
 def test_the_switch_is_read(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 import torch
 from foreign_files import write_glt, write_pyg
+from harness.graphs import ETYPE_HOMO, GraphArrays
 from harness.nursery import Nursery
 from test_examples import ENVIRONMENT, run_two_ranks
 from torch import Tensor
 
-from sar.partition.arrays import ETYPE_HOMO, GraphArrays
+import sar
 from sar.partition.sources.generate import bibliography_graph, community_graph
-from sar.partition.write import write_partitions
 
 JOBS = Path(__file__).parent / "jobs"
 CLASSES, FEATURES = 4, 20
@@ -101,7 +101,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     columns = {name: graph.node_data["_N"][name].numpy() for name in names}
     np.savez(glt / "partitions" / "node_data.npz", **columns)
     save_edges(torch.stack(graph.edges[ETYPE_HOMO])[:, ::4], glt)
-    write_partitions(graph, parts, folder / "dgl", "dgl", num_parts=2)
+    sar.partition_graph(graph, folder / "dgl", 2, method="random", name="dgl")
 
     graph = mag()
     parts = halves(graph.total_nodes)

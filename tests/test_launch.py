@@ -16,36 +16,29 @@ import pytest
 import torch
 from harness import WorkerPool, run_threads
 from harness.commands import launch_on
+from harness.parts import Cutter
 
-from sar.__main__ import main, read_words
+import sar
+from sar.__main__ import main
 from sar.cli import evaluate, inputs, train
-from sar.cli.launch import (
-    worker_environment,
-)
-from sar.cli.outputs import check_writable
-from sar.cli.ranks import Rank, first_cause
+from sar.cli.launch import worker_environment
 from sar.comm import Group
-from sar.config import Policy
-from sar.errors import SarError
-from sar.options import take
-from sar.partition.arrays import NTYPE_HOMO
 from sar.partition.sources.generate import community_graph
-from sar.partition.write import write_partitions
-from sar.train.data import SPLITS
 
 ROOT = Path(__file__).resolve().parent.parent
 NODES, DEADLINE = 300, 100
+TORCHRUN = ("torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 
 
 @pytest.fixture(scope="module")
-def parts(tmp_path_factory: pytest.TempPathFactory) -> str:
+def parts(partitioned: Cutter) -> str:
     """Two random parts of a graph whose orig_id is not the row number."""
     arrays = community_graph(NODES, 2400, 3, classes=3, features=8)
-    arrays.node_data[NTYPE_HOMO]["orig_id"] = (
-        arrays.node_data[NTYPE_HOMO]["label"].new_tensor(range(NODES)).flip(0) + 1000
+    arrays.node_data["_N"]["orig_id"] = (
+        arrays.node_data["_N"]["label"].new_tensor(range(NODES)).flip(0) + 1000
     )
     home = np.random.default_rng(0).integers(0, 2, NODES)
-    return str(write_partitions(arrays, home, tmp_path_factory.mktemp("graph") / "parts"))
+    return partitioned(arrays, 2, home)
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -53,9 +46,9 @@ def environment(**more: str) -> dict[str, str]:
     return {**keep, "PYTHONPATH": str(ROOT), **more}
 
 
-def sar(*words: object, **more: str) -> subprocess.CompletedProcess:
+def run(*words: object, **more: str) -> subprocess.CompletedProcess:
     return subprocess.run(
-        [sys.executable, "-m", "sar", *map(str, words)],
+        [sys.executable, "-m", *map(str, words)],
         env=environment(**more), capture_output=True, text=True, timeout=DEADLINE, check=False,
     )  # fmt: skip
 
@@ -80,7 +73,7 @@ def whole(parts: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict, P
     out = folder / "out.json"
     pictures = ["--plot", folder / "run.svg", "--report", folder / "run.html"]
     words = words_of(parts, out, 5, "--checkpoint", folder, *pictures)
-    done = sar(*words, PYTHONWARNINGS="always::ResourceWarning")
+    done = run("sar", *words, PYTHONWARNINGS="always::ResourceWarning")
     assert done.returncode == 0 and "ResourceWarning" not in done.stderr, done.stderr
     return json.loads(out.read_text()), folder
 
@@ -94,16 +87,11 @@ def test_the_report_of_a_run(whole: tuple[dict, Path]) -> None:
         "began", "command", "seconds", "timed_epochs",
     }  # fmt: skip
     names = {"epoch", "loss", "lr", "seconds"}
-    names |= {f"{split}_{name}" for split in SPLITS for name in ("acc", "accuracy")}
+    splits = ("train", "val", "test")
+    names |= {f"{split}_{name}" for split in splits for name in ("acc", "accuracy")}
     assert [set(epoch) for epoch in result["epochs"]] == [names] * 5
-    names = {
-        "rank",
-        "peak_rss_mb",
-        "baseline_rss_mb",
-        "sent_bytes",
-        "received_bytes",
-        "avoided_bytes",
-    }
+    names = {"rank", "peak_rss_mb", "baseline_rss_mb"}
+    names |= {f"{word}_bytes" for word in ("sent", "received", "avoided")}
     assert [set(rank) for rank in result["ranks"]] == [names] * 2
     assert [rank["rank"] for rank in result["ranks"]] == [0, 1]
     assert all(rank["peak_rss_mb"] >= rank["baseline_rss_mb"] > 50 for rank in result["ranks"])
@@ -150,7 +138,7 @@ def test_predictions_are_by_original_id(
     with np.load(tmp_path / "predictions.npz", allow_pickle=False) as found:
         assert found["node_id"].tolist() == list(range(1000, 1000 + NODES))
         assert np.array_equal(found["prediction"], found["logits"].argmax(1))
-        labels = community_graph(NODES, 2400, 3, classes=3, features=8).node_data[NTYPE_HOMO]
+        labels = community_graph(NODES, 2400, 3, classes=3, features=8).node_data["_N"]
         right = found["prediction"][::-1] == labels["label"].numpy()
         measured = right[labels["test_mask"].numpy()].mean()
     assert measured == pytest.approx(last, abs=1e-9)
@@ -165,7 +153,7 @@ def test_evaluate_writes_all_files_or_none(tmp_path: Path) -> None:
     args = argparse.Namespace(out=str(tmp_path), gather=False)
 
     def case(group: Group) -> None:
-        with pytest.raises((OSError, SarError), match=f"{names[1]}: could not be written"):
+        with pytest.raises((OSError, sar.SarError), match=f"{names[1]}: could not be written"):
             evaluate._write(results, args, group)
 
     run_threads(3, case)
@@ -265,16 +253,9 @@ def test_an_error_of_a_rank_is_one_line(parts: str, capfd: pytest.CaptureFixture
 @pytest.mark.system
 def test_joins_torchrun_and_cuts_its_input(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
-    done = subprocess.run(
-        [
-            sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
-            "-m", "sar", "train", "synthetic:nodes=200,edges=1000", "--method", "random",
-            "--epochs", "2", "--hidden", "8", "--json", str(out), "--model", "gcn",
-            "--metric", "f1-macro",
-        ],
-        env=environment(XDG_CACHE_HOME=str(tmp_path / "cache")),
-        capture_output=True, text=True, timeout=DEADLINE, check=False,
-    )  # fmt: skip
+    words = "-m sar train synthetic:nodes=200,edges=1000 --method random --epochs 2 --hidden 8"
+    words += f" --json {out} --model gcn --metric f1-macro"
+    done = run(*TORCHRUN, *words.split(), XDG_CACHE_HOME=str(tmp_path / "cache"))
     assert done.returncode == 0, done.stderr
     result = json.loads(out.read_text())
     assert len(result["ranks"]) == 2 and result["config"]["metric"] == "f1-macro"
@@ -288,47 +269,10 @@ def test_what_torchrun_prints_ends_with_the_error(tmp_path: Path) -> None:
         "import sar\ngroup = sar.initialize_comms()\n"
         "sar.load_partition_data('absent.json', group.rank)\n"
     )
-    done = subprocess.run(
-        [
-            sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
-            str(script),
-        ],
-        env=environment(), capture_output=True, text=True, timeout=DEADLINE, check=False,
-    )  # fmt: skip
+    done = run(*TORCHRUN, script)
     assert done.returncode != 0
     last = [line for line in done.stderr.splitlines() if line.strip("= ")][-1]
     assert "PartitionError" in last and "absent.json: no such file" in last
-
-
-RAISING = """
-import argparse
-import sys
-from sar.cli.launch import run_rank
-from sar.comm import ProcessGroup
-
-def work(args, group, device):
-    raise ValueError("boom")
-
-ProcessGroup.leave = lambda self, error: print("left after", error)
-ProcessGroup.close = lambda self: print("shut down")
-try:
-    options = dict(device="cpu", backend="gloo", timeout=20, threads=None)
-    run_rank(argparse.Namespace(**options), work)
-except ValueError:
-    sys.exit(2)
-"""
-
-
-@pytest.mark.system
-def test_a_rank_leaves_after_an_error_without_shutdown() -> None:
-    """The command catches the error, so that no excepthook sees it."""
-    done = subprocess.run(
-        [sys.executable, "-c", RAISING],
-        env=environment(RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="0"),
-        capture_output=True, text=True, timeout=DEADLINE, check=False,
-    )  # fmt: skip
-    assert done.returncode == 2, done.stderr
-    assert done.stdout.splitlines() == ["left after boom"]
 
 
 def wait_for(condition) -> None:
@@ -373,36 +317,6 @@ def test_a_folder_that_holds_a_run_is_not_overwritten(
 # ---------------------------------------------------------------- naming the cause
 
 
-def failed(number: int, status: int, kind: str = "", text: str = "", when: float = 0.0) -> Rank:
-    report = {"message": text, "kind": kind, "when": when} if kind else {}
-    return Rank(number, None, -1, report, status)  # type: ignore[arg-type]
-
-
-def test_the_first_cause_is_named() -> None:
-    lost = failed(0, 1, "CommError", "rank 0: a collective failed", 1.0)
-    ended = failed(3, -15)
-    ended.by_us = True
-    late = failed(1, 1, "ValueError", "second", 9.0)
-    early = failed(2, 1, "ValueError", "the\nfirst", 5.0)
-    killed = failed(4, -9)
-    left = failed(5, 3)
-    assert first_cause([lost, late, early, ended]) == "rank 2: ValueError: the first"
-    assert first_cause([lost, ended, killed]).startswith("rank 4: killed by SIGKILL")
-    assert first_cause([lost, ended, left]) == "rank 5: left with status 3"
-    assert first_cause([lost, ended]) == "rank 0: a collective failed"
-    killed.by_us = True  # it did not end when it was asked to
-    assert first_cause([lost, killed]) == "rank 0: a collective failed"
-    ended.by_us = False
-    assert first_cause([ended, killed]) == "rank 3: killed by SIGTERM"
-
-
-def test_a_cause_that_another_rank_tells() -> None:
-    text = "rank 0: stopped because another rank failed first: rank 1: KeyError: 'x'"
-    ended = failed(1, -15)
-    ended.by_us = True
-    assert first_cause([failed(0, 1, "CommError", text), ended]) == "rank 1: KeyError: 'x'"
-
-
 def test_the_users_environment_wins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setenv("THP_MEM_ALLOC_ENABLE", "0")
@@ -414,12 +328,6 @@ def test_the_users_environment_wins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     assert worker_environment(1, None)["OMP_NUM_THREADS"] == "7"
     assert worker_environment(1, 3)["OMP_NUM_THREADS"] == "3"
-
-
-def test_edge_values_at_once_are_an_option() -> None:
-    parse, words = read_words, ["train", "parts.json"]
-    assert take(Policy, parse(words)).block_bytes is None
-    assert take(Policy, parse([*words, "--block-bytes", "64MiB"])).block_bytes == 64 << 20
 
 
 # ---------------------------------------------------------------- cache and outputs
@@ -446,15 +354,7 @@ def test_the_cache_depends_on_all_that_the_cut_does(tmp_path: Path) -> None:
 def test_a_failed_cut_leaves_no_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    with pytest.raises(SarError, match="nodes") as caught:
+    with pytest.raises(sar.SarError, match="nodes") as caught:
         inputs.cut_into_cache("synthetic:nodes=-5", 2, "random", 0)
     assert "sar partition" not in str(caught.value)
     assert list((tmp_path / "sar").iterdir()) == []
-
-
-def test_outputs_are_whole(tmp_path: Path) -> None:
-    path = tmp_path / "out.json"
-    path.write_bytes(b"one")
-    with pytest.raises(ValueError, match="--out: cannot write"):
-        check_writable(path / "below", "--out")
-    assert os.listdir(tmp_path) == ["out.json"]
