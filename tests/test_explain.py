@@ -373,7 +373,7 @@ def test_the_trainer_says_it_once(partitioned: Cutter, caplog: pytest.LogCapture
         graph = sar.construct_full_graph(part)
         model = Stack(sage(NUM_FEATURES), sage(), sage(kind="pool"))
         Trainer(model, graph, data, TrainOptions(epochs=3, progress=False), group=group).fit()
-        assert group.meter.told is None
+        assert group.meter.notes is None
 
     with caplog.at_level(logging.INFO, logger="sar"):
         run_threads(2, case)

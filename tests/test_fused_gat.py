@@ -24,7 +24,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.checkpoint import checkpoint
 
 import sar
-from sar.comm.meter import Meter, Told
+from sar.comm.meter import LayerNotes, Meter
 from sar.graph.layer_blocks import plan_blocks
 from sar.layers import attending
 
@@ -51,11 +51,11 @@ def fused(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
             if way[1] in ("fused", "plain"):
                 super().append(way[1])
 
-    told, begin = Told(ways=Ways()), Meter.__post_init__
+    told, begin = LayerNotes(ways=Ways()), Meter.__post_init__
 
     def listening(self: Meter) -> None:
         begin(self)
-        self.told = told
+        self.notes = told
 
     monkeypatch.setattr(Meter, "__post_init__", listening)
     return told.ways

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import sar
-from sar.comm.meter import Told
+from sar.comm.meter import LayerNotes
 from sar.tracing.lazy import EdgeTensor
 from sar.tracing.reducing import reduce_rows, rows_of, softmax
 
@@ -518,10 +518,10 @@ def test_attention_in_functions_of_torch_goes_to_a_kernel(kind: str, partitioned
         return torch.zeros_like(rows).index_add(0, dst, messages).flatten(1)
 
     def attended(graph: Any, x: Tensor) -> Tensor:
-        graph.group.meter.told = told = Told()
+        graph.group.meter.notes = told = LayerNotes()
         out = attention_of(kind, graph.scope(), x)
         assert [what for _, what, _ in told.ways] == ["attention kernel"]
-        graph.group.meter.told = None
+        graph.group.meter.notes = None
         return out
 
     compare(attended, partitioned, 6, dense)

@@ -54,7 +54,9 @@ def agree(group: Group, error: Exception | None, what: str = "", alike: object =
         raise agreed
     calls, _, options = zip(*map(_read, statuses))
     if any(call != what for call in calls):
-        raise group._apart(", ".join(f"{r}: {call or 'other'}" for r, call in enumerate(calls)))
+        raise group._calls_differ(
+            ", ".join(f"{r}: {call or 'other'}" for r, call in enumerate(calls))
+        )
     other = next((rank for rank, option in enumerate(options) if option != options[0]), None)
     if other is not None:
         name, got, first = _different(options[other], options[0])

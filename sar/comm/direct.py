@@ -25,7 +25,7 @@ _HEAD = 16  # bytes: how many numbers, the call, the dtype, whether the rank is 
 Swap = Callable[[Tensor, Tensor], None]  # fills the first with equal parts of all ranks' second
 
 
-class Apart(Exception):
+class CallsDiffer(Exception):
     """Ranks call different things; the message lists which, on every rank."""
 
 
@@ -35,7 +35,7 @@ def fits(tensor: Tensor, copies: int = 1) -> bool:
 
 
 def all_gather(swap: Swap, tensor: Tensor, size: int) -> list[Tensor]:
-    """The tensors of all ranks, in order. Raises :class:`Apart` if calls or sizes differ."""
+    """The tensors of all ranks, in order. Raises :class:`CallsDiffer` if calls or sizes differ."""
     parts = _Parts(tensor, size, tensor.numel())
     parts.sent.copy_(tensor.reshape(1, -1))
     parts.swap_labelled(swap, tensor, "all_gather")
@@ -87,7 +87,7 @@ class _Parts:
         swap(found, sent)
 
     def swap_labelled(self, swap: Swap, tensor: Tensor, call: str, ready: bool = True) -> bool:
-        """Swap and compare the labels: whether all ranks are ready; raises :class:`Apart`."""
+        """Swap and compare the labels: whether all ranks are ready; raises :class:`CallsDiffer`."""
         label = [tensor.numel(), _CALLS.index(call), _DTYPES.index(tensor.dtype), ready]
         sent, found = self._heads
         sent.copy_(torch.tensor(label, dtype=torch.int32, device=sent.device))
@@ -95,7 +95,7 @@ class _Parts:
         labels = found.tolist()
         if any(other[:3] != labels[0][:3] for other in labels):
             calls = ", ".join(f"{r}: {_described(*one)}" for r, one in enumerate(labels[:16]))
-            raise Apart(calls)
+            raise CallsDiffer(calls)
         return all(other[3] for other in labels)
 
 

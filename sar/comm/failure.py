@@ -38,7 +38,7 @@ _PAUSE, _WORD_PAUSE = 0.1, 0.01
 _LOOK_SECONDS = 0.5  # from one look at who has ended to the next, while ranks connect
 _GRACE_SECONDS = 1.5  # for what waits to end by itself then, with the better error
 _TEXT = 2000  # characters
-stuck: list[threading.Thread] = []  # which wait for others in vain; see Note [Stuck threads]
+stuck_threads: list[threading.Thread] = []  # wait for others in vain; see Note [Stuck threads]
 _GONE = "died or left early: the process has ended without a word"
 
 
@@ -258,12 +258,12 @@ def guarded(make: Callable[[], _T], board: FailureBoard, device: torch.device, l
             outcome.set_exception(error)
 
     thread = threading.Thread(target=body, name="sar-connecting", daemon=True)
-    stuck.append(thread)  # also if an interrupt comes now
+    stuck_threads.append(thread)  # also if an interrupt comes now
     thread.start()
     _watch(thread, board, limit)
     if not outcome.done():
         raise TimeoutError("no answer")
-    stuck.remove(thread)
+    stuck_threads.remove(thread)
     return outcome.result()
 
 

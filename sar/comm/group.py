@@ -258,7 +258,7 @@ class Group:
             error = caught
         self.agree(error, what, alike)
 
-    def _apart(self, calls: str) -> CommError:
+    def _calls_differ(self, calls: str) -> CommError:
         """The error of ranks that call different things, with each rank's line; collective."""
         line = user_line().encode()[:_LINE_BYTES].ljust(_LINE_BYTES, b"\0")
         mine = torch.tensor(list(line), dtype=torch.uint8, device=self.device)

@@ -145,7 +145,7 @@ class HostMemory:
             for peer in self._sockets:
                 early = self._early.pop((key, peer), None)
                 if early is not None:
-                    self._land(flight, peer, early)
+                    self._copy_rows(flight, peer, early)
         except (RuntimeError, OSError) as error:
             self.on_failure(error)
             raise
@@ -210,11 +210,11 @@ class HostMemory:
         if kind == _READ:
             flight.unread.discard(peer)
         else:
-            self._land(flight, peer, message)
+            self._copy_rows(flight, peer, message)
         if not flight.coming and not flight.unread:
             self._flights.pop(key, None)
 
-    def _land(self, flight: Flight, peer: int, message: bytes) -> None:
+    def _copy_rows(self, flight: Flight, peer: int, message: bytes) -> None:
         """Copy a peer's rows to their place."""
         kind, channel, number, address, nbytes = _HEAD.unpack_from(message)
         into, wanted = flight.coming.get(peer, (0, 0))

@@ -207,7 +207,7 @@ class ThreadGroup(Group):
         calls, offers = zip(*room.slots)
         if len(set(calls)) > 1:
             room.wait(self.rank)
-            raise self._apart(", ".join(f"{rank}: {one}" for rank, one in enumerate(calls)))
+            raise self._calls_differ(", ".join(f"{rank}: {one}" for rank, one in enumerate(calls)))
         result = read(list(offers))
         del offers  # before others go on, who may count on the memory of theirs
         room.wait(self.rank)

@@ -60,8 +60,8 @@ class Clock(Protocol):
 
 
 @dataclass
-class Told:
-    """What layers say of their work while :attr:`Meter.told` is set.
+class LayerNotes:
+    """What layers say of their work while :attr:`Meter.notes` is set.
 
     Attributes:
         ways: (layer, what computes it, why nothing faster does) for each decision, in order.
@@ -96,13 +96,13 @@ class Meter:
         stretches: by (layer, pass).
         spans: since :meth:`record`; ``None`` when nothing is recorded.
         since, here: when the present stretch began, and what it is added to.
-        told: where layers say in forward how they compute; ``None``: nobody asks.
+        notes: where layers say in forward how they compute; ``None``: nobody asks.
     """
 
     stretches: dict[tuple[str, str], Stretch] = field(default_factory=dict)
     spans: list[Span] | None = None
     since: float = field(default_factory=time.perf_counter)
-    told: Told | None = None
+    notes: LayerNotes | None = None
 
     def __post_init__(self) -> None:
         self._lanes: list[float] = []  # when each lane of the wire is free again
@@ -139,14 +139,14 @@ class Meter:
 
     def tell(self, what: str, reason: str | None = None) -> None:
         """Say what computes the layer at work, and why nothing faster does, if one may know."""
-        if self.told is not None and self._key[1] != "backward":
-            self.told.ways.append((self._key[0], what, reason))
+        if self.notes is not None and self._key[1] != "backward":
+            self.notes.ways.append((self._key[0], what, reason))
 
     def count_rows(self, sent: int, received: int) -> None:
-        """Count rows on their way, whatever they are coded as, while :attr:`told` is set."""
-        if self.told is not None:
-            before = self.told.rows.get(self._key, (0, 0))
-            self.told.rows[self._key] = before[0] + sent, before[1] + received
+        """Count rows on their way, whatever they are coded as, while :attr:`notes` is set."""
+        if self.notes is not None:
+            before = self.notes.rows.get(self._key, (0, 0))
+            self.notes.rows[self._key] = before[0] + sent, before[1] + received
 
     @contextmanager
     def wait(self, name: str) -> Iterator[None]:

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from sar.comm import direct
-from sar.comm.failure import FailureBoard, guarded, stuck
+from sar.comm.failure import FailureBoard, guarded, stuck_threads
 from sar.comm.group import Group
 from sar.comm.host_memory import SMALL, HostMemory
 from sar.comm.meter import Work
@@ -148,8 +148,8 @@ class ProcessGroup(Group):
     def _labelled(self, collective: Callable[..., Any], *args: Any) -> Any:
         try:
             return collective(self._swap, *args)
-        except direct.Apart as error:
-            raise self._apart(str(error)) from error
+        except direct.CallsDiffer as error:
+            raise self._calls_differ(str(error)) from error
 
     def _swap(self, recv: Tensor, send: Tensor) -> None:
         if self._host is not None:
@@ -283,7 +283,7 @@ class ProcessGroup(Group):
 
     def _end_steps(self) -> None:
         if self._paced is not None and (thread := self._paced.close(_SETTLE_SECONDS)) is not None:
-            stuck.append(thread)
+            stuck_threads.append(thread)
 
     def _hang_up(self) -> None:
         """Close the connections on which others wait for this rank, while its store answers."""

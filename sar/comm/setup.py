@@ -20,7 +20,7 @@ from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
 from sar import expect
 from sar.comm import environment
-from sar.comm.failure import stuck
+from sar.comm.failure import stuck_threads
 from sar.comm.group import Group
 from sar.comm.legacy import with_old_names
 from sar.comm.local import (
@@ -128,7 +128,7 @@ def _joined(
     try:
         group = Rendezvous(rank, size, backend, device, *where).group()
     except CommError:
-        if not stuck:
+        if not stuck_threads:
             _forget_joining(is_users)
         raise
     if not is_users:
@@ -283,7 +283,7 @@ def leave_after(error: BaseException, status: int = 1) -> None:
     group = process_group()
     if isinstance(group, ProcessGroup):
         group.leave(error)
-    if isinstance(group, ProcessGroup) or stuck:
+    if isinstance(group, ProcessGroup) or stuck_threads:
         _ending["status"] = _INTERRUPTED if isinstance(error, KeyboardInterrupt) else status
 
 
@@ -300,7 +300,7 @@ def _tell_torchrun(error: BaseException) -> None:
 
 @atexit.register
 def _end_at_once() -> None:
-    if not _ending and not stuck:
+    if not _ending and not stuck_threads:
         return
     for stream in (sys.stdout, sys.stderr):
         with suppress(AttributeError, OSError, ValueError):  # absent, full, closed

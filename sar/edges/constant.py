@@ -113,7 +113,7 @@ class Constants:
     def use(self, tensors: list[Tensor], op: str, policy: Policy, learns: bool) -> Use:
         """Look for a result of the same tensors that all ranks have kept; collective. What is found
         counts as bytes not sent."""
-        told = self.group.meter.told
+        told = self.group.meter.notes
         if told is not None and told.undo is not None:
             told.undo.append(self._put_back())
         self._calls += 1

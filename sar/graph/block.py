@@ -20,7 +20,7 @@ from sar.partition.load import PartitionData
 
 
 @dataclass(frozen=True)
-class Whole:
+class EdgeSource:
     """All edges that end in this part's rows, on the CPU, out of which blocks are cut.
 
     In ``edges`` rows of sources are those inside the owner's part. ``edge_keys`` and ``edge_ids``
@@ -36,7 +36,7 @@ class Whole:
     edge_ids: Callable[[EType, Tensor], Tensor]
 
 
-def whole_of_data(data: PartitionData) -> Whole:
+def whole_of_data(data: PartitionData) -> EdgeSource:
     """The edges of a part as they were loaded."""
     firsts = {e: int(ranges[data.part_id, 0]) for e, ranges in data.book.edge_ranges.items()}
 
@@ -44,7 +44,7 @@ def whole_of_data(data: PartitionData) -> Whole:
         shards = data.edges[etype].to("cpu")
         return EdgeArrays(shards.src, shards.dst, shards.eid, shards.offsets)
 
-    return Whole(
+    return EdgeSource(
         data.book,
         data.part_id,
         data.keys,
@@ -55,12 +55,12 @@ def whole_of_data(data: PartitionData) -> Whole:
     )
 
 
-def whole_of_graph(store: Structure) -> Whole:
+def whole_of_graph(store: Structure) -> EdgeSource:
     """The edges as the graph has them now, added and removed ones included; collective."""
     relations = {etype: as_stored(one, "blocks") for etype, one in store.relations.items()}
     edges = {etype: owned_ends(relation) for etype, relation in relations.items()}
     rows, ids = store.src_rows, store.edge_ids  # blocks do not hold the graph
-    return Whole(
+    return EdgeSource(
         store.book,
         store.part_id,
         store.keys,
@@ -82,7 +82,7 @@ class BlockEdges:
     positions: Tensor  # int32, of the edges among the part's, ascending
 
 
-def _edges_into(whole: Whole, etype: EType, dst_rows: Tensor) -> BlockEdges:
+def _edges_into(whole: EdgeSource, etype: EType, dst_rows: Tensor) -> BlockEdges:
     shards = whole.edges(etype)
     new_row = torch.full((whole.num_nodes(etype[2]),), -1, dtype=torch.int32)
     new_row[dst_rows] = torch.arange(len(dst_rows), dtype=torch.int32)
@@ -105,7 +105,9 @@ class Layer:
     num_halo: int
 
 
-def layer_of(whole: Whole, group: Group, dst_rows: dict[str, Tensor], keep_seeds: bool) -> Layer:
+def plan_layer(
+    whole: EdgeSource, group: Group, dst_rows: dict[str, Tensor], keep_seeds: bool
+) -> Layer:
     """What some destination rows need; sources begin with them if ``keep_seeds``; collective."""
     book, src_rows, num_halo = whole.book, {}, 0
     edges = {
@@ -120,10 +122,10 @@ def layer_of(whole: Whole, group: Group, dst_rows: dict[str, Tensor], keep_seeds
 
 
 def build_block(
-    whole: Whole, group: Group, dst_rows: dict[str, Tensor], keep_seeds: bool
+    whole: EdgeSource, group: Group, dst_rows: dict[str, Tensor], keep_seeds: bool
 ) -> Structure:
-    """The block of :func:`layer_of` with its exchange planned; collective."""
-    layer, book = layer_of(whole, group, dst_rows, keep_seeds), whole.book
+    """The block of :func:`plan_layer` with its exchange planned; collective."""
+    layer, book = plan_layer(whole, group, dst_rows, keep_seeds), whole.book
     src_rows = layer.src_rows
     relations: dict[EType, AnyRelation] = {}
     edge_ids: dict[EType, Callable[[], Tensor]] = {}

@@ -11,7 +11,7 @@ from torch import Tensor
 from sar.comm import current_group
 from sar.config import Policy
 from sar.edges import as_stored
-from sar.graph.block import Whole, build_block, layer_of, whole_of_data, whole_of_graph
+from sar.graph.block import EdgeSource, build_block, plan_layer, whole_of_data, whole_of_graph
 from sar.graph.build import agree_data, on_device
 from sar.graph.store import Structure
 from sar.graph.view import GraphView
@@ -30,7 +30,7 @@ class LayerBlocks:
     graph: GraphView
     rows: Tensor
     num_layers: int
-    whole: Whole
+    whole: EdgeSource
 
     def build(self) -> list[GraphView]:
         """One block a layer, first layer first; collective.
@@ -63,7 +63,7 @@ def plan_blocks(graph: GraphView, rows: Tensor, num_layers: int) -> LayerBlocks:
     whole, dst_rows = whole_of_graph(store), {ntype: rows.cpu()}
     sizes = [_sizes_of_graph(store)]
     for _ in range(num_layers):
-        layer = layer_of(whole, store.group, dst_rows, True)
+        layer = plan_layer(whole, store.group, dst_rows, True)
         edges = sum(len(part.src) for part in layer.edges.values())
         sizes.append([len(dst_rows[ntype]), edges, layer.num_halo])
         dst_rows = layer.src_rows

@@ -178,7 +178,7 @@ class _Current(threading.local):
 current = _Current()
 
 
-class KnownRows:
+class SameDropoutRows:
     """A context, to be entered repeatedly, in which dropout knows the rows that it knows now."""
 
     def __init__(self) -> None:

@@ -49,7 +49,7 @@ def gat(
 
     Returns [num_dst, H, D]; ``bias`` alone where no edge ends.
     """
-    if relation.group.meter.told is not None:
+    if relation.group.meter.notes is not None:
         relation.group.meter.tell("fused")
     width = weight.shape[0] // heads
     spec = Attention(relation, policy, Scores(ADDITIVE, heads, width, slope=slope), dropout)

@@ -44,7 +44,7 @@ def gatv2(
 
     Returns [num_dst, H, D]; 0 where no edge ends.
     """
-    if relation.group.meter.told is not None:
+    if relation.group.meter.notes is not None:
         relation.group.meter.tell("fused")
     width = src[0].shape[0] // heads
     spec = Attention(relation, policy, Scores(MIXED, heads, width, slope=slope), dropout)

@@ -52,7 +52,7 @@ def gcn(
 
     Returns [num_dst, width], which nobody else has or saved.
     """
-    if relation.group.meter.told is not None:
+    if relation.group.meter.notes is not None:
         relation.group.meter.tell("fused")
     first = weight if weight_first else None
     asks = x.requires_grad or (first is not None and first.requires_grad)

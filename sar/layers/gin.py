@@ -34,7 +34,7 @@ def gin_sum(
 
     Returns [num_dst, width], which nobody else has or saved.
     """
-    if relation.group.meter.told is not None:
+    if relation.group.meter.notes is not None:
         relation.group.meter.tell("fused")
     if not (x.requires_grad and torch.is_grad_enabled()):
         agree_on_gradients(relation.plan, [("rows of a sum", x)], 1)

@@ -39,7 +39,7 @@ def sage_mean(
 
     Returns [num_dst, width], which nobody else has or saved.
     """
-    if relation.group.meter.told is not None:
+    if relation.group.meter.notes is not None:
         relation.group.meter.tell("fused")
     is_narrow = weight.shape[1] > weight.shape[0] if sum_first is None else not sum_first
     function: type[Function] = ProductFirst if is_narrow else SumFirst

@@ -16,7 +16,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from sar._private import tree_leaves
 from sar.comm import Group, current_group
 from sar.graph import GraphArgument, graphs_among
-from sar.graph.rows import KnownRows
+from sar.graph.rows import SameDropoutRows
 from sar.kernels.device import is_host
 from sar.memory.forwards import Forward, LayerInputs, replace, reset
 from sar.memory.paging import Offload, RoundToBfloat16, in_memory
@@ -77,7 +77,7 @@ def set_activations(
             replace(layer, _Recompute(layer))
     elif activations != "keep":
         for one in modules:
-            replace(one, _Elsewhere(one, activations, folder))
+            replace(one, OffloadForward(one, activations, folder))
 
 
 def layers_of(module: nn.Module) -> list[nn.Module]:
@@ -149,17 +149,17 @@ def _both_passes(
     module: nn.Module, group: Group
 ) -> tuple[AbstractContextManager, AbstractContextManager]:
     notes = Notes()
-    return hooked(notes), _Again(module, group, notes)
+    return hooked(notes), ReplayedState(module, group, notes)
 
 
-class _Again:
+class ReplayedState:
     """The state that the forward pass began with, entered at each repetition."""
 
     def __init__(self, module: nn.Module, group: Group, notes: Notes) -> None:
         self.notes = notes
         own = buffers_of(part for part in module.modules() if part.training)
         self.buffers: Buffers = [(owner, name, value.clone()) for owner, name, value in own]
-        self.states = [group.seeds.again(), SameRandom(), KnownRows()]
+        self.states = [group.seeds.again(), SameRandom(), SameDropoutRows()]
         self.entered: list[ExitStack] = []
 
     def __enter__(self) -> None:
@@ -174,7 +174,7 @@ class _Again:
         self.entered.pop().__exit__(*error)
 
 
-class _Elsewhere(Forward):
+class OffloadForward(Forward):
     """Passes what is saved inside a module through hooks that move it to a file or round it."""
 
     def __init__(self, module: nn.Module, activations: str, directory: str | None) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from sar import expect
 from sar._private import tree_leaves
 from sar.comm import Group
-from sar.comm.meter import OTHER, Meter, Told
+from sar.comm.meter import OTHER, LayerNotes, Meter
 from sar.graph import GraphArgument, GraphView, graphs_among
 from sar.models.known import adapted, known_layers, own_forward
 from sar.models.measure import SavedBytes, backward, measure, untouched
@@ -140,17 +140,17 @@ def explained(
     """As :func:`explain`, of a ``call`` on ``graphs`` that is given ``held``; collective."""
     group = graphs[0].group
     for _ in range(2):
-        told = Told(undo=[])
-        with untouched(model, graphs, held, told):
+        notes = LayerNotes(undo=[])
+        with untouched(model, graphs, held, notes):
             meter = group.meter
             with mark_layers(model, group) as calls:
                 backward(call())
-    again, saved = Told(undo=[]), SavedBytes([model, graphs, held])
+    again, saved = LayerNotes(undo=[]), SavedBytes([model, graphs, held])
     with untouched(model, graphs, held, again):
         with mark_layers(model, group, watch=saved):
             measure(saved, call)
-    same = set(told.ways) == set(again.ways)  # else other code ran in the second pass
-    rows = _Rows(meter, told, calls, saved.number if same else None)
+    same = set(notes.ways) == set(again.ways)  # else other code ran in the second pass
+    rows = _Rows(meter, notes, calls, saved.number if same else None)
     return Explanation(tuple(rows.of(model)), group.rank, group.size)
 
 
@@ -159,7 +159,7 @@ class _Rows:
     """Makes the rows of layers from what meter and layers told."""
 
     meter: Meter
-    told: Told
+    notes: LayerNotes
     calls: dict[str, int]
     saved: dict[str, int] | None
 
@@ -168,9 +168,9 @@ class _Rows:
         for name, module in model.named_modules():
             name = name or type(module).__name__
             if name in self.calls:
-                what, why = way_of(module, name, self.told.ways)
+                what, why = way_of(module, name, self.notes.ways)
                 found.append(self._row(name, type(module).__name__, what, why))
-        ways = [(what, reason) for layer, what, reason in self.told.ways if layer == OTHER[0]]
+        ways = [(what, reason) for layer, what, reason in self.notes.ways if layer == OTHER[0]]
         other = self._row("(other)", "", _joined(what for what, _ in ways), None)
         moved = other.sent_bytes or other.received_bytes or other.saved_bytes
         return [*found, other] if ways or moved else found
@@ -178,7 +178,7 @@ class _Rows:
     def _row(self, name: str, kind: str, what: str, why: str | None) -> LayerRow:
         keys = [OTHER] if not kind else [(name, "forward"), (name, "backward")]
         spans = [self.meter.stretches[key] for key in keys if key in self.meter.stretches]
-        rows = [self.told.rows.get(key, (0, 0)) for key in keys]
+        rows = [self.notes.rows.get(key, (0, 0)) for key in keys]
         return LayerRow(
             name, kind, self.calls.get(name, 0), what, why,
             sum(sent for sent, _ in rows), sum(span.sent_bytes for span in spans),
@@ -246,15 +246,15 @@ def layers_logged(model: nn.Module, group: Group) -> Iterator[None]:
     Needs :func:`sar.models.mark_layers` around it, which knows the layers; no communication.
     """
     meter = group.meter
-    if group.rank != 0 or meter.told is not None:
+    if group.rank != 0 or meter.notes is not None:
         yield
         return
-    told = meter.told = Told()
+    notes = meter.notes = LayerNotes()
 
     def end(*_: Any) -> None:
         handle.remove()
-        meter.told = None
-        for line in lines_of(model, told):
+        meter.notes = None
+        for line in lines_of(model, notes):
             logger.info(line)
 
     handle = model.register_forward_hook(end)
@@ -262,17 +262,17 @@ def layers_logged(model: nn.Module, group: Group) -> Iterator[None]:
         yield
     finally:
         handle.remove()
-        meter.told = None
+        meter.notes = None
 
 
-def lines_of(model: nn.Module, told: Told) -> list[str]:
+def lines_of(model: nn.Module, notes: LayerNotes) -> list[str]:
     """``SAGEConv x 3: fused`` and the like, in the order of the modules."""
     counted: Counter[tuple[str, str, str | None]] = Counter()
-    names = {layer for layer, _, _ in told.ways}
+    names = {layer for layer, _, _ in notes.ways}
     for name, module in model.named_modules():
         kind = type(module).__name__
         if (name or kind) in names:
-            what, why = way_of(module, name or kind, told.ways)
+            what, why = way_of(module, name or kind, notes.ways)
             counted[kind, what, why] += 1
     lines = []
     for (kind, what, why), number in counted.items():

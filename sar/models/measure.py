@@ -11,22 +11,22 @@ from torch import Tensor, nn
 
 from sar._private import storage_id, tree_leaves
 from sar.comm import Group
-from sar.comm.meter import Counters, Meter, Told
+from sar.comm.meter import Counters, LayerNotes, Meter
 from sar.comm.seeds import no_draws
 from sar.config import Policy
 from sar.edges import Relation, ReversedRelation
 from sar.graph import GraphArgument, GraphView
 from sar.kernels.device import same_random
-from sar.ops.saving import looked_on
+from sar.ops.saving import observed
 from sar.ops.sums import Sums
 from sar.stream.plan import HaloPlan
 
 
 @contextmanager
 def untouched(
-    model: nn.Module, graphs: Sequence[GraphView], held: Any, told: Told
+    model: nn.Module, graphs: Sequence[GraphView], held: Any, notes: LayerNotes
 ) -> Iterator[None]:
-    """Inside, the model runs with gradients; afterwards all is as it was, but what ``told`` says.
+    """Inside, the model runs with gradients; afterwards all is as it was, but what ``notes`` says.
 
     That is: buffers, training flags, random numbers, columns of ``graphs``, counters, meters, and
     what layers keep for later calls. The group has another meter inside.
@@ -37,7 +37,7 @@ def untouched(
         stack.enter_context(torch.enable_grad())
         stack.enter_context(same_random([t.device for t in (*model.parameters(), *tensors)]))
         stack.enter_context(no_draws(group.seeds))
-        stack.enter_context(_accounts(group, told))
+        stack.enter_context(_accounts(group, notes))
         stack.enter_context(buffers_as(buffers_of(model.modules())))
         stack.enter_context(_training_flags(model))
         for graph in graphs:
@@ -46,16 +46,16 @@ def untouched(
 
 
 @contextmanager
-def _accounts(group: Group, told: Told) -> Iterator[None]:
+def _accounts(group: Group, notes: LayerNotes) -> Iterator[None]:
     before = group.meter, group.counters
-    group.meter, group.counters = Meter(told=told), Counters()
+    group.meter, group.counters = Meter(notes=notes), Counters()
     try:
         yield
     finally:
         group.meter, group.counters = before
-        for put_back in reversed(told.undo or []):
+        for put_back in reversed(notes.undo or []):
             put_back()
-        told.undo = []
+        notes.undo = []
 
 
 Buffers = list[tuple[nn.Module, str, Tensor]]  # owner, name, value
@@ -140,7 +140,7 @@ class SavedBytes:
 
 def measure(saved: SavedBytes, forward: Callable[[], Any]) -> None:
     """Run a forward pass with gradients and count what it saves."""
-    with torch.enable_grad(), looked_on(saved.see):
+    with torch.enable_grad(), observed(saved.see):
         saved.see_behind(forward())
 
 
@@ -180,7 +180,7 @@ def _inside(value: Any) -> Iterator[Tensor]:
         for part in value:
             yield from _inside(part)
     elif isinstance(value, Sums):  # edges are the relation's
-        yield from _inside(value.of_the_pass())
+        yield from _inside(value.held_tensors())
     elif not isinstance(value, (type, *_PARTS_OF_GRAPHS)):
         for part in getattr(value, "__dict__", {}).values():
             yield from _inside(part)

@@ -63,7 +63,7 @@ def hooked(notes: Notes | None = None, *, again: bool = False) -> Iterator[None]
 
 
 @contextmanager
-def looked_on(see: Callable[[Tensor], None]) -> Iterator[None]:
+def observed(see: Callable[[Tensor], None]) -> Iterator[None]:
     """Around a forward pass, which runs as without it: ``see`` gets each tensor that is saved. No
     backward pass may follow."""
 
@@ -81,7 +81,7 @@ def looked_on(see: Callable[[Tensor], None]) -> Iterator[None]:
 
 
 def onlooker() -> Callable[[Tensor], None] | None:
-    """The ``see`` of :func:`looked_on`, for hooks that would hide saved tensors from it."""
+    """The ``see`` of :func:`observed`, for hooks that would hide saved tensors from it."""
     return _state.see
 
 

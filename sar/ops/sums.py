@@ -130,7 +130,7 @@ class Sums:
         home.own()
         return home
 
-    def of_the_pass(self) -> list[Any]:
+    def held_tensors(self) -> list[Any]:
         """Tensors held until backward, beside the edges."""
         return [self.scale]
 
@@ -156,7 +156,7 @@ class SumsWithoutZeros(Sums):
         call._rows = ref(rows) if drops and rows is not None else None
         return call
 
-    def of_the_pass(self) -> list[Any]:
+    def held_tensors(self) -> list[Any]:
         return [self.scale, self._bits]
 
     def messages(self, x: Tensor, keep: bool) -> RowMessages:
@@ -225,7 +225,7 @@ class KeptSums(Sums):
             use.keep([held(out, self.policy)], before)
         return out
 
-    def of_the_pass(self) -> list[Any]:
+    def held_tensors(self) -> list[Any]:
         return []
 
 

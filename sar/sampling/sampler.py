@@ -94,7 +94,7 @@ class NeighborSampler:
                     of = frontier.tree[order.long()]
                     rows = torch.stack([rows.long(), trees.salt[of], trees.time[of]], dim=1)
                 relations = [self._relation(e, batch.seeds.step, hop, fanouts[e]) for e in follows]
-                questions.append(_Question(batch, relations, frontier, order, rows, sizes))
+                questions.append(DrawRequest(batch, relations, frontier, order, rows, sizes))
         if questions:
             self._answer(questions)
 
@@ -105,7 +105,7 @@ class NeighborSampler:
         number = self.topology.book.canonical_etypes.index(etype)
         return _Relation(etype, edges, keys, hashed(self.draws.seed, step, hop, number), fanout)
 
-    def _answer(self, questions: list[_Question]) -> None:
+    def _answer(self, questions: list[DrawRequest]) -> None:
         """Owners draw for all that ask; add the edges to each batch, by its frontier's order."""
         rank, size = self.exchange.group.rank, self.exchange.group.size
         parts = [one.rows.split(one.sizes) for one in questions]  # by question, then by owner
@@ -140,7 +140,7 @@ class NeighborSampler:
         self.exchange.meet()
         return take
 
-    def _room(self, parts: Sequence[Tensor], questions: list[_Question]) -> int:
+    def _room(self, parts: Sequence[Tensor], questions: list[DrawRequest]) -> int:
         """How many numbers the draws for some rows of each question take at most."""
         room = 0
         for rows, question in zip(parts, questions, strict=True):
@@ -156,7 +156,7 @@ class NeighborSampler:
         return room
 
     def _draw(
-        self, out: Tensor, at: int, parts: Sequence[Tensor], questions: list[_Question]
+        self, out: Tensor, at: int, parts: Sequence[Tensor], questions: list[DrawRequest]
     ) -> None:
         how = self.draws.replace, self.draws.last
         for rows, question in zip(parts, questions, strict=True):
@@ -174,7 +174,7 @@ class _Relation(NamedTuple):
     fanout: int
 
 
-class _Question(NamedTuple):
+class DrawRequest(NamedTuple):
     """A request for edges of some relations, from a batch's frontier of one node type. Rows are by
     owner, see :func:`sar.kernels.sampling.split` and :func:`sar.kernels.sampling.draw`; all ranks
     have the same questions, by steps and relations, in the same order."""

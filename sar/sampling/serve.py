@@ -26,7 +26,7 @@ from sar.sampling.options import LoaderRequest
 from sar.sampling.topology import source_ids, target_ids
 
 
-class _Served:
+class ServedLoaders:
     """One loader for each trainer of this server, and the channel on which batches are asked for.
 
     Each server has as many, some for no trainer. ``end`` is called with the error of a dead rank.
@@ -89,7 +89,7 @@ class Server:
         self._channel = Channel(world.beside(), num_servers)
         self._trainers = [*range(world.rank, self._channel.num_trainers, num_servers)]
         least(world, timeout)  # trainers ask, to say in time that they are there
-        self._served: list[_Served] = []
+        self._served: list[ServedLoaders] = []
         self._outcome: SimpleQueue[CommError | None] = SimpleQueue()
         self._made: dict[int, Loader] = {}
         self._handlers = {
@@ -130,7 +130,7 @@ class Server:
             self._channel.reply(answers)
             if command == Command.MAKE:
                 channel = Channel(self._world.beside(), self._num_servers)
-                self._served.append(_Served(self._made, channel, self._outcome.put))
+                self._served.append(ServedLoaders(self._made, channel, self._outcome.put))
         except CommError:
             raise
         except Exception:  # noqa: BLE001 - every rank has raised it: the trainers' to handle

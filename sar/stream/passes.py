@@ -202,7 +202,7 @@ class Stream:
             recv, recv_counts = messages.received(step)
             distances = step.distances if self._is_large else ()
             work = plan.group.exchange(recv, send, recv_counts, send_counts, distances)
-            if plan.group.meter.told is not None:
+            if plan.group.meter.notes is not None:
                 plan.group.meter.count_rows(step.num_send, step.num_recv)
             self._flights.append(Flight(step, work, send, recv))
 
@@ -302,7 +302,7 @@ class GradientReturn:
         if self._messages.row_bytes >= plan.large_row_bytes:
             distances = [-distance for distance in step.distances]
         work = plan.group.exchange(recv, send, recv_counts, send_counts, distances)
-        if plan.group.meter.told is not None:
+        if plan.group.meter.notes is not None:
             plan.group.meter.count_rows(step.num_recv, step.num_send)
         self._flights.append(Flight(step, work, send, recv))
 

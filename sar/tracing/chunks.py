@@ -21,7 +21,7 @@ ALL = slice(0, ROWS)
 _ALIKE = 0.01  # of the largest value: a function may compute in 16 bits
 
 
-def look_of(frame: Mapping[str, Tensor], name: str) -> tuple[tuple[int, ...], Any, Any]:
+def row_spec(frame: Mapping[str, Tensor], name: str) -> tuple[tuple[int, ...], Any, Any]:
     """Shape but for rows, dtype and device of a column, of which nothing is computed."""
     column = frame[name]
     with without_modes():  # the column may be lazy; it is not captured
@@ -47,7 +47,7 @@ class Sample(Mapping[str, Tensor]):
 
     def __getitem__(self, name: str) -> Tensor:
         if name not in self.made:
-            shape, dtype, device = look_of(self._frame, name)
+            shape, dtype, device = row_spec(self._frame, name)
             with torch.inference_mode(False):  # where writes are counted
                 rows = torch.zeros((ROWS, *self._inner, *shape), dtype=dtype, device=device)
                 if dtype.is_floating_point and not self._blank:  # others may be rows elsewhere

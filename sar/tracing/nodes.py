@@ -257,7 +257,7 @@ class _EdgeCount:
 EDGE_COUNT = _EdgeCount()
 
 
-def refuse_written(outputs: list[Node]) -> None:
+def raise_if_written(outputs: list[Node]) -> None:
     """Raise ``NotSupportedError`` where what outputs are made of is not what it was.
 
     An edge tensor exists when it is used; values of before a write in place are gone by then.

@@ -24,7 +24,7 @@ from sar.tracing.nodes import (
     Udf,
     Values,
     arguments_of,
-    refuse_written,
+    raise_if_written,
 )
 
 
@@ -35,7 +35,7 @@ class Program:
     """
 
     def __init__(self, outputs: list[Node], streamed: Softmax | None = None) -> None:
-        refuse_written(outputs)
+        raise_if_written(outputs)
         self.streamed = streamed
         self.outputs, self.order = outputs, _topological(outputs, streamed)
         leaves = [node for node in self.order if isinstance(node, Leaf)]

@@ -22,7 +22,7 @@ from sar.ops.aggregate import check_reduction, extreme_of_rows
 from sar.stream import agree_on_gradients
 from sar.tracing.edge_rows import node_of
 from sar.tracing.lazy import EdgeTensor
-from sar.tracing.nodes import Call, Leaf, Node, Softmax, arguments_of, refuse_written
+from sar.tracing.nodes import Call, Leaf, Node, Softmax, arguments_of, raise_if_written
 from sar.tracing.patterns import attend_if_matched
 from sar.tracing.program import Program
 from sar.tracing.weights import weighted_by
@@ -69,7 +69,7 @@ def reduce_rows(messages: EdgeTensor, op: str) -> Tensor:
     """
     scope = messages.scope
     relation, node, meter = scope.relation, messages.read(), scope.relation.group.meter
-    refuse_written([node])
+    raise_if_written([node])
     if isinstance(relation, Relation) and messages.axis == 0:
         if isinstance(node, Leaf) and node.side == "u":
             out = _reduce_sources(scope, node, op)
@@ -86,7 +86,7 @@ def reduce_rows(messages: EdgeTensor, op: str) -> Tensor:
     out = attend_if_matched(messages) if op in ("sum", "mean") else None
     if out is None:
         return _reduce_program(messages, op)
-    if meter.told is not None:
+    if meter.notes is not None:
         meter.tell("attention kernel")
     return mean_of_sum(out, relation) if op == "mean" else out
 

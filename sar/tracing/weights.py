@@ -66,9 +66,9 @@ def _weighting(output: Node, softmax: Softmax, device: torch.device) -> Weightin
     if like is None:
         raise NotLinear("scores of unknown shape")
     labels = torch.arange(1, like.numel() + 1, dtype=torch.float64).view(like.shape)
-    weights = Followed(labels, softmax.dtype, device)
-    result = _Above(softmax, weights).value(output)
-    if not isinstance(result, Followed):
+    weights = LinearInWeights(labels, softmax.dtype, device)
+    result = StandInEvaluator(softmax, weights).value(output)
+    if not isinstance(result, LinearInWeights):
         raise NotLinear("the message does not depend on it")
     scores = math.prod(like.shape[1:])
     first, second = (result.labels.long() - 1).view(BLANK_ROWS, -1)
@@ -77,10 +77,10 @@ def _weighting(output: Node, softmax: Softmax, device: torch.device) -> Weightin
     return Weighting(scores, first.to(device))
 
 
-class _Above:
+class StandInEvaluator:
     """Evaluates what is above a softmax on stand-ins for its weights, and on blanks otherwise."""
 
-    def __init__(self, softmax: Softmax, weights: Followed) -> None:
+    def __init__(self, softmax: Softmax, weights: LinearInWeights) -> None:
         self._device = weights.device
         self._values: dict[int, Any] = {id(softmax): weights}
         self._depends: dict[int, bool] = {id(softmax): True}
@@ -113,7 +113,7 @@ class _Above:
     def _called(self, udf: Udf) -> Any:
         def rows(node: Node) -> Tensor:
             value = self.value(node)
-            if isinstance(value, Followed):
+            if isinstance(value, LinearInWeights):
                 return value
             return torch.zeros(value.shape, dtype=value.dtype, device=self._device)
 
@@ -137,13 +137,13 @@ def _outermost(output: Node) -> Iterator[Softmax]:
                 todo.append(parent)
 
 
-class Followed(Tensor):
+class LinearInWeights(Tensor):
     """A multiple of softmax weights, without values; ``labels``, float64: which weight of each."""
 
     labels: Tensor
 
     @staticmethod
-    def __new__(cls, labels: Tensor, dtype: torch.dtype, device: torch.device) -> Followed:
+    def __new__(cls, labels: Tensor, dtype: torch.dtype, device: torch.device) -> LinearInWeights:
         made = make_wrapper(cls, labels.shape, dtype=dtype, device=device)
         made.labels = labels
         return made
@@ -156,13 +156,13 @@ class Followed(Tensor):
         if func in METADATA or is_read(func):
             with without_overrides():
                 return func(*args, **kwargs)
-        if func in DROPOUTS and isinstance(arguments(*args, **kwargs)[0], Followed):
+        if func in DROPOUTS and isinstance(arguments(*args, **kwargs)[0], LinearInWeights):
             return arguments(*args, **kwargs)[0]
         if not _is_linear(name, args, kwargs):
             raise NotLinear(str(func))
-        like = next(a for a in tree_leaves((args, kwargs)) if isinstance(a, Followed))
+        like = next(a for a in tree_leaves((args, kwargs)) if isinstance(a, LinearInWeights))
         made = _labels(func, args, kwargs)
-        return tree_map(lambda labels: Followed(labels, like.dtype, like.device), made)
+        return tree_map(lambda labels: LinearInWeights(labels, like.dtype, like.device), made)
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -171,14 +171,14 @@ class Followed(Tensor):
         raise NotLinear(str(func))  # what no torch function shows
 
     def __repr__(self) -> str:  # type: ignore[override]
-        return f"Followed(labels={self.labels})"
+        return f"LinearInWeights(labels={self.labels})"
 
 
 def _is_linear(name: str, args: Any, kwargs: dict[str, Any]) -> bool:
     """Whether a call is linear in what is followed among its arguments."""
     leaves = tree_leaves((args, kwargs))
     tensors = [a for a in leaves if isinstance(a, Tensor)]
-    followed = [a for a in tensors if isinstance(a, Followed)]
+    followed = [a for a in tensors if isinstance(a, LinearInWeights)]
     if set(kwargs) - _OPTIONS or any(isinstance(a, torch.dtype) for a in leaves):
         return False
     if name in SHAPED:  # all of them must be followed
@@ -195,7 +195,7 @@ def _labels(func: Callable, args: Any, kwargs: dict[str, Any]) -> Any:
 
     def run(power: int) -> Any:
         def number(value: Any) -> Any:
-            if isinstance(value, Followed):
+            if isinstance(value, LinearInWeights):
                 return value.labels**power
             return torch.ones(value.shape).double() if isinstance(value, Tensor) else value
 

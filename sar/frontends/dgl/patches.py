@@ -31,7 +31,7 @@ from sar.frontends.dgl.adapters import LAYERS, graph_first
 from sar.frontends.dgl.counts import Counts
 from sar.frontends.dgl.node_count import NodeCount
 from sar.frontends.dgl.sharing import sharing
-from sar.frontends.dgl.typed import in_functions
+from sar.frontends.dgl.typed import segment_mm_in_udfs
 from sar.frontends.dgl.undistributed import UNDISTRIBUTED, refusing
 from sar.models.choice import Adapter, standing
 from sar.nn.local_norms import norm_patches
@@ -161,7 +161,7 @@ _PATCHES: dict[str, dict[str, Replace]] = {
     "dgl": _TRANSFORMS | _SEGMENTS,
     "dgl.transforms": _TRANSFORMS,
     "dgl.transforms.functional": _TRANSFORMS,
-    "dgl.backend": {"segment_mm": in_functions},
+    "dgl.backend": {"segment_mm": segment_mm_in_udfs},
     "dgl.readout": {TOP_ROWS.name: _for(Counts, readout.topk)},
     "dgl.ops": _SEGMENTS,
     "dgl.ops.segment": _SEGMENTS,

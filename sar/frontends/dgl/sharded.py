@@ -17,7 +17,7 @@ from sar.frontends.dgl import multi, passing
 from sar.frontends.dgl import store as stores
 from sar.frontends.dgl.edge_columns import EdgeColumns, refuse_compiled
 from sar.frontends.dgl.frame import Frame, FrameSet
-from sar.frontends.dgl.instead import missing_member
+from sar.frontends.dgl.hints import missing_member
 from sar.frontends.dgl.legacy import OriginalMembers
 from sar.frontends.dgl.operators import GraphMarker
 from sar.frontends.dgl.patches import install

@@ -17,7 +17,7 @@ from sar.ops.typed import typed_product
 from sar.tracing.message_dropout import in_function
 
 
-def in_functions(original: Callable) -> Callable:
+def segment_mm_in_udfs(original: Callable) -> Callable:
     """``dgl.backend.segment_mm`` that is one step inside message functions."""
 
     @wraps(original)
