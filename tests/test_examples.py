@@ -17,10 +17,10 @@ import pytest
 import torch
 from harness.failures import assert_no_mistakes
 from harness.nursery import Child, Nursery
+from harness.parts import Cutter
 
 from sar.__main__ import main
 from sar.partition.sources.generate import bibliography_graph, community_graph
-from sar.partition.write import write_partitions
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPTS = [
@@ -73,7 +73,7 @@ def wait_for_all(children: list[Child], seconds: float) -> None:
                 child.kill()
 
 
-def run_two_ranks(nursery: Nursery, scripts: list[str], parts: Path, cwd: Path) -> str:
+def run_two_ranks(nursery: Nursery, scripts: list[str], parts: str | Path, cwd: Path) -> str:
     """What rank 0 prints for all scripts; two processes for all of them."""
     names = [f"{ROOT / 'examples' / script}" for script in scripts]
     jobs = [f"{name}:{port}" for name, port in zip(names, free_ports(len(names)))]
@@ -101,18 +101,18 @@ def assert_learned(output: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def parts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def parts(partitioned: Cutter) -> str:
     """A JSON of 400 nodes in two parts; one of them has no training node."""
     graph = community_graph(400, 4000, seed=0, features=20)
     halves = torch.arange(400) % 2
     data = graph.node_data["_N"]
     data["train_mask"] = data["train_mask"] & (halves == 0)
-    return write_partitions(graph, halves, tmp_path_factory.mktemp("parts"), "small")
+    return partitioned(graph, 2, halves)
 
 
 @pytest.mark.system
 @pytest.mark.timeout(300)
-def test_examples_on_two_ranks(parts: Path, tmp_path: Path, nursery: Nursery) -> None:
+def test_examples_on_two_ranks(parts: str, tmp_path: Path, nursery: Nursery) -> None:
     """One of the ranks has no training node: the mini-batches of the other train the model."""
     sections = run_two_ranks(nursery, SCRIPTS, parts, tmp_path).split("== ")[1:]
     assert len(sections) == len(SCRIPTS)
@@ -121,11 +121,11 @@ def test_examples_on_two_ranks(parts: Path, tmp_path: Path, nursery: Nursery) ->
 
 
 @pytest.mark.system
-def test_several_types(tmp_path: Path, nursery: Nursery) -> None:
+def test_several_types(partitioned: Cutter, tmp_path: Path, nursery: Nursery) -> None:
     """On the graph and on blocks the losses are the same, to the printed digits; and sampled."""
     graph = bibliography_graph(200)
     halves = torch.arange(graph.total_nodes) % 2
-    parts = Path(write_partitions(graph, halves, tmp_path / "parts"))
+    parts = partitioned(graph, 2, halves)
     scripts = [HETERO, f"{HETERO} --mfgs", SAMPLED_HETERO]
     whole, blocks, sampled = run_two_ranks(nursery, scripts, parts, tmp_path).split("== ")[1:]
     assert_learned(whole)
@@ -135,14 +135,14 @@ def test_several_types(tmp_path: Path, nursery: Nursery) -> None:
 
 
 @pytest.mark.system
-def test_servers_and_trainers(tmp_path: Path, nursery: Nursery) -> None:
+def test_servers_and_trainers(partitioned: Cutter, tmp_path: Path, nursery: Nursery) -> None:
     """Doubles as features, labels in a column, some of which are missing."""
     graph = community_graph(200, 1600, seed=1, classes=5, features=9)
     data = graph.node_data["_N"]
     labels = data["label"].int().view(-1, 1)
     labels[::7] = -1
     data |= {"feat": data["feat"].double(), "label": labels}
-    place = str(write_partitions(graph, torch.arange(200) % 2, tmp_path / "own"))
+    place = partitioned(graph, 2, torch.arange(200) % 2)
     server = nursery.start(["-m", "sar", "sample-server", place, "--trainers", "2"], ENVIRONMENT)
     try:
         address = Path(server.line(60).strip().rpartition(" at ")[2])

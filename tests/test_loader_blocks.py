@@ -15,8 +15,8 @@ from harness.graphs import sample, to_dgl
 from harness.parts import Cutter
 from torch import Tensor
 
+import sar
 from sar.comm import Group
-from sar.partition.load import load_partition
 from sar.sampling import NeighborLoader, SubgraphLoader
 
 dgl = pytest.importorskip("dgl")
@@ -41,7 +41,7 @@ def by_owners(name: str, kind: str, path: str) -> Pair:
     whole = to_dgl(sample(name))
 
     def case(group: Group) -> list[Any]:
-        data = load_partition(path, group.rank)
+        data = sar.load_partition_data(path)
         ntype = data.book.ntypes[0]
         mask = torch.arange(data.num_nodes(ntype)) < (0 if group.rank and kind == "empty" else 9)
         made = SubgraphLoader if kind == "subgraph" else NeighborLoader
