@@ -10,19 +10,26 @@ from pathlib import Path
 import pytest
 import torch
 from graph_forms import SOURCES, one_type, several_types
+from harness.graphs import GraphArrays
+from harness.parts import write_partitions
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from round_trips import Back, files_of, read_back
 from torch import Tensor
+from written_graphs import cut, typed
 
-from sar.partition.arrays import EType, GraphArrays
-from sar.partition.cut import METHODS, PartitionOptions, find_method
+from sar import PartitionOptions
 from sar.partition.run import partition
-from sar.partition.transform import SELF_LOOPS, Transforms
+from sar.partition.transform import Transforms
 
 dgl = pytest.importorskip("dgl")
+BALANCES: dict[str, list[str]] = {
+    "coarsen": ["edges", "halo", "train"], "hotness": ["train"], "metis": ["edges"],
+    "random": [], "contiguous": [], "keep": [],
+}  # fmt: skip
 Run = tuple[tuple[int, int] | None, str, PartitionOptions, str]
-Pairs = dict[EType, list[tuple[int, int]]]
+LOOPS = st.sampled_from(["keep", "add", "remove"])
+Pairs = dict[tuple[str, str, str], list[tuple[int, int]]]
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -50,9 +57,9 @@ def transformed(graph: GraphArrays, wanted: Transforms) -> Pairs:
 def runs(draw: st.DrawFn) -> Run:
     """Sizes of a graph (or none: one of several types), its form, how it is cut, and the format
     that it is kept in before."""
-    method = draw(st.sampled_from([*METHODS, "keep"]))
+    method = draw(st.sampled_from(list(BALANCES)))
     sizes = draw(st.none() | st.tuples(st.integers(1, 40), st.integers(0, 60)))
-    balances = sorted(find_method(method).balances) if method != "keep" else []
+    balances = BALANCES[method]
     balance = draw(st.none() | st.frozensets(st.sampled_from(balances))) if balances else None
     options = PartitionOptions(
         draw(st.integers(1, min(5, sizes[0] if sizes else 5))),
@@ -60,7 +67,9 @@ def runs(draw: st.DrawFn) -> Run:
         balance,
         seed=draw(st.integers(0, 99)),
         transforms=Transforms(
-            draw(st.booleans()), draw(st.booleans()), draw(st.sampled_from(SELF_LOOPS))
+            draw(st.booleans()),
+            draw(st.booleans()),
+            draw(LOOPS),
         ),
         format=draw(st.sampled_from(["dgl", "pyg"])),
     )
@@ -132,6 +141,12 @@ def dgl_agrees(path: str, num_parts: int, back: Back) -> None:
             expected = back.graph.edges[own]
             assert torch.equal(orig[src[rows]], expected[0][eids])
             assert torch.equal(orig[dst[rows]], expected[1][eids])
+
+
+def test_dgl_reads_empty_parts_and_types(tmp_path: Path) -> None:
+    graph = typed()
+    path = write_partitions(graph, cut(graph, 4), tmp_path / "out", num_parts=4)
+    dgl_agrees(path, 4, read_back(path, 4))
 
 
 STANDALONE = """

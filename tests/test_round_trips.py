@@ -13,10 +13,10 @@ import pytest
 import torch
 from graph_forms import BARE, GRAPHS, PARTITIONS, SOURCES
 from harness.covering import covering
+from harness.graphs import GraphArrays
 from round_trips import read_back, same
 
-from sar.partition.arrays import GraphArrays
-from sar.partition.cut import PartitionOptions
+from sar import PartitionOptions
 from sar.partition.methods.base import Given
 from sar.partition.run import partition
 
