@@ -11,12 +11,12 @@ import partition_files as files
 import pytest
 import torch
 from harness.graphs import NUM_FEATURES, homogeneous, shop, to_dgl
+from harness.parts import load_partition
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sar.errors import PartitionError
+from sar import PartitionError
 from sar.partition import shards
-from sar.partition.load import load_partition
 
 dgl = pytest.importorskip("dgl")
 pytest.importorskip("dgl.distributed")
@@ -400,7 +400,7 @@ def test_parts_beyond_int32_are_refused(part):
 
 @FUZZ
 @given(
-    layout=st.sampled_from(["coo", "csc"]),
+    layout=st.sampled_from(["coo", "csr", "csc"]),
     edits=st.lists(st.tuples(st.integers(0, 1 << 24), st.integers(0, 255)), min_size=1, max_size=4),
 )
 def test_a_damaged_graph_gives_an_error_or_valid_shards(cut, tmp_path, layout, edits):

@@ -179,21 +179,6 @@ def test_frozen_parts(frozen: str, partitioned: Cutter) -> None:
     compare(conv, partitioned)
 
 
-def test_a_graph_that_is_kept_has_its_tensors(partitioned: Cutter) -> None:
-    """Two backward passes, and gradients of gradients, read what the first one left alone."""
-    path = partitioned(mixed(), 2, "random")
-
-    def case(group: Any) -> None:
-        part, conv = Part(group, path), Sage(WIDTH, WIDTH, "mean").double()
-        x = whole(57, (WIDTH,), seed=1)[part.nodes].requires_grad_()
-        loss = conv(part.graph, x * 1).square().sum()
-        wanted = (x, conv.fc_neigh.weight)
-        grads = [torch.autograd.grad(loss, wanted, retain_graph=keep) for keep in (True, False)]
-        assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
-
-    run_threads(2, case)
-
-
 def test_gradients_are_plain_tensors(partitioned: Cutter) -> None:
     """Hooks may keep them: they neither ask for gradients nor hold the graph."""
     path, got = partitioned(mixed(), 1, "random"), []

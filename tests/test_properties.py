@@ -12,16 +12,14 @@ from typing import Any
 
 import torch
 from harness import run_threads
-from harness.graphs import homogeneous
+from harness.graphs import ETYPE_HOMO, GraphArrays, homogeneous
 from harness.parts import Cutter, load_all
-from harness.rows import Part, join_edges, join_nodes
+from harness.rows import Part, join_nodes
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 import sar
-from sar.partition.arrays import ETYPE_HOMO, GraphArrays
-from sar.tracing.lazy import eager
 
 drawn = settings(
     max_examples=25, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
@@ -131,45 +129,3 @@ def test_results_are_exact_for_every_cut_and_policy(example: tuple, policy: sar.
     for p in range(size):
         for q in range(size):
             assert parts[p]["sends"][q] == parts[q]["receives"][p]
-
-
-def case_messages(group: Any, path: str, policy: sar.Policy, total: tuple[int, int]) -> dict:
-    """The generic path: a user function of all three sides, and its gradients."""
-    part = Part(group, path, policy)
-    x = part.node_rows(integers(total[0], 2, 1))
-    e = part.edge_rows(integers(total[1], 2, 2))
-    factor = torch.tensor([2.0, -3.0], dtype=torch.float64, requires_grad=True)
-    graph = part.graph
-    graph.ndata["x"], graph.edata["e"] = x, e
-    graph.apply_edges(
-        lambda edges: {"m": edges.src["x"] * edges.data["e"] * factor - edges.dst["x"]}
-    )
-    out = eager(graph.edata["m"])
-    (out * (part.edges % 5 - 2).view(-1, 1)).sum().backward()
-    zeros = torch.zeros_like(factor)
-    grad = group.all_reduce(zeros if factor.grad is None else factor.grad)
-    return {
-        "nodes": part.nodes, "edges": part.edges, "out": out.detach(), "x": x.grad, "e": e.grad,
-        "factor": grad,
-    }  # fmt: skip
-
-
-@drawn
-@given(cut_graphs(), policies())
-def test_user_functions_are_exact_for_every_cut_and_policy(
-    example: tuple, policy: sar.Policy
-) -> None:
-    graph, size, _ = example
-    src, dst = graph.edges[ETYPE_HOMO]
-    total = (graph.total_nodes, len(src))
-    with tempfile.TemporaryDirectory() as folder:
-        parts = run_threads(size, case_messages, written(example, folder), policy, total)
-    x, e = integers(total[0], 2, 1).requires_grad_(), integers(total[1], 2, 2).requires_grad_()
-    factor = torch.tensor([2.0, -3.0], dtype=torch.float64, requires_grad=True)
-    out = x[src] * e * factor - x[dst]
-    (out * (torch.arange(total[1]) % 5 - 2).view(-1, 1)).sum().backward()
-    assert torch.equal(join_edges(parts, "out", total[1]), out)
-    assert torch.equal(join_nodes(parts, "x", total[0]), x.grad)
-    assert torch.equal(join_edges(parts, "e", total[1]), e.grad)
-    for part in parts:
-        assert torch.equal(part["factor"], factor.grad)
