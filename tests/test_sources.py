@@ -3,12 +3,14 @@
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from harness.graphs import ETYPE_HOMO, NTYPE_HOMO
+from harness.graphs import ETYPE_HOMO, NTYPE_HOMO, community
 
+import sar
 from sar import MissingDependencyError, SarError
 from sar.partition.sources.datasets import weights_only_loads
 from sar.partition.sources.open import open_source
@@ -241,3 +243,16 @@ def test_without_ogb(monkeypatch):
     monkeypatch.setitem(sys.modules, "ogb.nodeproppred.dataset_dgl", None)
     with pytest.raises(MissingDependencyError, match=r"sar-gnn\[data\]"):
         open_source("ogbn-arxiv")
+
+
+@pytest.mark.parametrize("where", ["node_data", "edge_data"])
+def test_graphs_in_memory_are_finite_unless_it_is_allowed(where: str, tmp_path: Path) -> None:
+    graph = community(20, 40)
+    count = {"node_data": graph.total_nodes, "edge_data": graph.total_edges}[where]
+    key: Any = {"node_data": "_N", "edge_data": ("_N", "_E", "_N")}[where]
+    column = torch.ones(count, 2)
+    column[3, 1] = torch.nan
+    getattr(graph, where).setdefault(key, {})["spoiled"] = column
+    with pytest.raises(ValueError, match=r"source: 'spoiled' of .*: row 3 holds nan"):
+        sar.partition_graph(graph, tmp_path / "refused", 2)
+    sar.partition_graph(graph, tmp_path / "taken", 2, allow_nan=True)

@@ -33,7 +33,7 @@ from sar.partition.methods.base import Method
 from sar.partition.progress import Progress, silent
 from sar.partition.quality import CutQuality, measure
 from sar.partition.sources.datasets import from_dgl
-from sar.partition.sources.open import IDS, Opened, open_input
+from sar.partition.sources.open import IDS, Opened, check_finite, open_input
 from sar.partition.transform import transform
 from sar.partition.write import check_output, output_folder, write_partitions
 from sar.words import DEFAULT_METHOD
@@ -150,20 +150,24 @@ def partition_graph(
 
 
 def _open(source: Any, scratch: Path, allow_nan: bool, progress: Progress) -> Opened:
-    if isinstance(source, GraphArrays):
-        return Opened(source.with_orig_ids().validate(progress))
     if isinstance(source, (str, os.PathLike)):
         return open_input(os.fspath(source), scratch, allow_nan=allow_nan, progress=progress)
-    if hasattr(source, "canonical_etypes"):
-        return Opened(from_dgl(source, "graph"))
-    if hasattr(source, "to_dict"):
+    if isinstance(source, GraphArrays):
+        graph = source.with_orig_ids().validate(progress)
+    elif hasattr(source, "canonical_etypes"):
+        graph = from_dgl(source, "graph")
+    elif hasattr(source, "to_dict"):
         from sar.partition.sources.pyg import from_pyg
 
-        return Opened(from_pyg(source, "graph"))
-    raise TypeError(
-        f"source is {type(source).__name__}, expected text, a path, a DGL graph, PyG's Data or "
-        "HeteroData, or GraphArrays"
-    )
+        graph = from_pyg(source, "graph")
+    else:
+        raise TypeError(
+            f"source is {type(source).__name__}, expected text, a path, a DGL graph, PyG's Data or "
+            "HeteroData, or GraphArrays"
+        )
+    if not allow_nan:
+        check_finite(graph, "source", progress)
+    return Opened(graph)
 
 
 class _Cut(NamedTuple):
