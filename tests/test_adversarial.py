@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import dgl
 import pytest
 import torch
 from dgl import function as fn
@@ -114,29 +113,3 @@ def test_any_width(shape: tuple[int, ...], partitioned: Cutter) -> None:
             assert_close(got, want, op, torch.float64)
             (expected,) = torch.autograd.grad(want.sum(), x)
             assert_close(grad, expected, f"{op} grad", torch.float64)
-
-
-def test_partitions_that_dgl_wrote(tmp_path: Any) -> None:
-    """DGL's METIS reorders nodes and edges itself; ids are mapped by what it returns."""
-    one = dgl.to_simple(to_dgl(mixed()), copy_ndata=True)
-    one.ndata["orig_id"] = torch.arange(one.num_nodes())
-    dgl.distributed.partition_graph(one, "cut", 3, str(tmp_path), num_hops=1, part_method="metis")
-
-    def case(group: Any) -> dict:
-        data = sar.load_dgl_partition_data(str(tmp_path / "cut.json"), group.rank, "cpu")
-        ids = data.node_features["_N/orig_id"]
-        rows = whole(one.num_nodes(), (5,), 2)[ids].requires_grad_()
-        graph = sar.construct_full_graph(data)
-        out = graph.aggregate(rows, "mean") + graph.aggregate(rows, "max")
-        (out * ids.view(-1, 1)).sum().backward()
-        return {"nodes": ids, "out": out.detach(), "grad": rows.grad}
-
-    parts = run_threads(3, case)
-    x = whole(one.num_nodes(), (5,), 2).requires_grad_()
-    one.ndata["x"] = x
-    one.update_all(fn.copy_u("x", "m"), fn.mean("m", "mean"))
-    one.update_all(fn.copy_u("x", "m"), fn.max("m", "max"))
-    out = one.ndata["mean"] + one.ndata["max"]
-    (out * torch.arange(one.num_nodes()).view(-1, 1)).sum().backward()
-    assert_close(join_nodes(parts, "out", len(x)), out, "out", torch.float64)
-    assert_close(join_nodes(parts, "grad", len(x)), x.grad, "grad", torch.float64)

@@ -18,7 +18,6 @@ from harness.rows import whole as whole_rows
 from torch import Tensor, nn
 
 import sar
-from sar.graph.layer_blocks import plan_blocks
 
 WIDTH, HEADS, FEATURES = 5, 3, 6
 LAYERS: dict[str, Callable[..., nn.Module]] = {
@@ -208,9 +207,8 @@ def test_blocks_of_a_graph(kind: str, partitioned: Cutter) -> None:
     def case(group: Any) -> None:
         part = Part(group, path)
         seeds = wanted[part.nodes].nonzero().view(-1)
-        (block,) = plan_blocks(part.graph, seeds, 1).build()
-        before = group.counters.sent_bytes
-        read = part.nodes[block._store.src_rows["_N"]]
+        (block,) = sar.construct_mfgs(part.data, part.graph.ndata["_ID"][seeds], 1)
+        before, read = group.counters.sent_bytes, part.nodes[block.input_nodes]
         grads = step(block, make(kind), read, part.nodes[seeds])
         sent = group.counters.sent_bytes - before
         assert sent == 2 * FEATURES * 8 * sum(block._relation(None).plan.send_counts)

@@ -11,31 +11,17 @@ import pytest
 import torch
 from dgl.nn.functional import edge_softmax
 from harness import run_threads
-from harness.graphs import mixed
+from harness.graphs import mixed, to_dgl
 from harness.parts import Cutter
+from harness.rows import Part, compare, whole
 from torch import Tensor
 from torch.nn import functional as F
 
 import sar
 from sar.comm import ThreadGroup
-from sar.kernels import compress
-from sar.kernels.attention import (
-    Columns,
-    Incoming,
-    Mask,
-    Running,
-    Scores,
-    attend,
-    attend_grad_additive,
-    attend_grad_of_queries,
-    attend_grad_of_sources,
-    deltas,
-)
-from sar.kernels.attention_loops import ADDITIVE, DOT, MIXED
-from sar.ops.randomness import keyed_dropout
 from sar.tracing import reducing
 
-HEADS, WIDTH = 3, 5
+HEADS = 3
 Step = Callable[[Any, Tensor], Tensor]
 
 
@@ -100,136 +86,6 @@ def matches(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
     yield seen
 
 
-def on_ranks(path: str, step: Step, size: int, dtype: torch.dtype, policy: dict) -> list:
-    def case(group: Any) -> tuple[Tensor, Tensor]:
-        data = sar.load_dgl_partition_data(path, group.rank, "cpu")
-        graph = sar.construct_full_graph(data, sar.Policy(**policy))
-        x = data.node_features["_N/feat"].to(dtype)[:, :6].clone().requires_grad_()
-        out = step(graph, x)
-        (out * torch.arange(1, len(out) + 1).view(-1, *[1] * (out.dim() - 1))).sum().backward()
-        return out.detach(), x.grad
-
-    return run_threads(size, case)
-
-
-@pytest.mark.parametrize("policy", [{}, {"rounds": 1}, {"rematerialize": False}], ids=str)
-@pytest.mark.parametrize("name", STEPS)
-def test_kernels_equal_the_generic_path(
-    name: str, policy: dict, partitioned: Cutter, matches: list
-) -> None:
-    path = partitioned(mixed(), 3, "random")
-    fast = on_ranks(path, STEPS[name], 3, torch.float64, policy)
-    assert matches == [True] * 3, "the kernel was not chosen"
-    matches.append("off")
-    slow = on_ranks(path, STEPS[name], 3, torch.float64, policy)
-    for mine, theirs in zip(fast, slow, strict=True):
-        for a, b in zip(mine, theirs, strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-11)
-
-
-def dense(
-    scores: Scores, src: Tensor, dst: Tensor, key: Tensor, value: Tensor, query: Tensor,
-    weight: Tensor, mask: Mask | None,
-) -> Tensor:  # fmt: skip
-    """The same attention by tensors of all edges."""
-    n, pair = len(query), key[src] + query[dst]
-    if scores.kind == ADDITIVE:
-        z = F.leaky_relu(pair, scores.slope)
-    elif scores.kind == DOT:
-        z = scores.scale * (key[src] * query[dst]).view(-1, HEADS, WIDTH).sum(-1)
-    else:
-        z = (weight * F.leaky_relu(pair, scores.slope)).view(-1, HEADS, WIDTH).sum(-1)
-    top = z.new_full((n, HEADS), -torch.inf)
-    top = top.scatter_reduce(0, dst.unsqueeze(1).expand_as(z), z.detach(), "amax")
-    p = (z - top[dst]).exp()
-    a = p / torch.zeros_like(top).index_add(0, dst, p)[dst]
-    if mask is not None:
-        a = keyed_dropout(a, mask.keys, mask.seed, mask.probability)
-    rows = a.unsqueeze(2) * value[src].view(-1, HEADS, WIDTH)
-    return rows.new_zeros(n, HEADS, WIDTH).index_add(0, dst, rows).flatten(1)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("drop", [None, 0.3, 1.0])
-@pytest.mark.parametrize("kind", [ADDITIVE, MIXED, DOT], ids=["additive", "mixed", "dot"])
-@pytest.mark.parametrize("threads", [1, 3])
-def test_kernels_equal_dense_attention(
-    kind: int, drop: float | None, dtype: torch.dtype, threads: int
-) -> None:
-    """Shards in turn, packed and separate rows, several threads, scores far apart."""
-    generator = torch.Generator().manual_seed(kind)
-    rows, dsts, edges = 70, 50, 20_000
-    src = torch.randint(rows, (edges,), generator=generator)
-    dst = torch.randint(dsts - 5, (edges,), generator=generator)
-
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator, dtype=dtype).requires_grad_()
-
-    narrow = HEADS if kind == ADDITIVE else HEADS * WIDTH
-    key, value, query = normal(rows, narrow), normal(rows, HEADS * WIDTH), normal(dsts, narrow)
-    key.data[:5] *= 30
-    weight, dout = normal(HEADS * WIDTH), normal(dsts, HEADS * WIDTH).detach()
-    mask = None if drop is None else Mask(torch.arange(edges) * 7, 12345, drop)
-    scores = Scores(kind, HEADS, WIDTH, 0.2, 0.7)
-    want = dense(scores, src, dst, key, value, query, weight, mask)
-    want.backward(dout)
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        got = by_kernels(scores, src, dst, key, value, query, weight, dout, mask)
-    finally:
-        torch.set_num_threads(before)
-    expected = (want.detach(), value.grad, key.grad, query.grad, weight.grad)
-    bound = 1e-12 if dtype == torch.float64 else 2e-5
-    for a, b in zip(got, expected, strict=True):
-        if b is not None:
-            assert (a - b).abs().max() <= bound * max(1.0, float(b.abs().max()))
-
-
-@torch.no_grad()
-def by_kernels(
-    scores: Scores, src: Tensor, dst: Tensor, key: Tensor, value: Tensor, query: Tensor,
-    weight: Tensor, dout: Tensor, mask: Mask | None,
-) -> tuple[Tensor, ...]:  # fmt: skip
-    packed = torch.cat([value, key], 1)
-    values, keys = Columns(packed), Columns(packed, value.shape[1])
-    running = Running.start(len(query), HEADS, WIDTH, value)
-    half = len(src) // 3
-    for part in (slice(half), slice(half, None)):
-        rest = part.start is not None
-        csc = compress(dst[part].int(), src[part].int(), len(query), compact=rest, order=True)
-        own = None if mask is None else Mask(mask.keys[part], mask.seed, mask.probability)
-        attend(csc, scores, keys, values, query, weight, running, own)
-    out, normalizer = running.finish()
-    ends = [query] if scores.kind == ADDITIVE else []
-    incoming = Incoming.of(dout, normalizer, deltas(dout, out, HEADS), *ends)
-    csc = compress(dst.int(), src.int(), len(query), compact=True, order=True)
-    csr = compress(src.int(), dst.int(), len(value), compact=False, order=True)
-    dvalue, dkey = torch.empty_like(value), torch.empty_like(key)
-    keys, values, grads = Columns(key), Columns(value), (Columns(dkey), Columns(dvalue))
-    if scores.kind == ADDITIVE:
-        dquery = query.new_zeros((torch.get_num_threads(), *query.shape))
-        attend_grad_additive(csr, scores, keys, values, incoming, *grads, dquery, mask)
-        return out, dvalue, dkey, dquery.sum(0), torch.zeros_like(weight)
-    common = (scores, keys, values, query, weight, incoming)
-    attend_grad_of_sources(csr, *common, *grads, mask)
-    dquery = torch.zeros_like(query)
-    dweight = attend_grad_of_queries(csc, *common, dquery, mask)
-    return out, dvalue, dkey, dquery, dweight
-
-
-def test_scores_that_are_not_numbers_stay_visible() -> None:
-    """NaN and an infinite score give NaN, not a number that looks right."""
-    dst, src = torch.tensor([[0, 0, 1, 1, 2], [0, 1, 1, 2, 0]], dtype=torch.int32)
-    csc = compress(dst, src, 3, compact=False, order=False)
-    key = torch.tensor([[0.0], [torch.nan], [torch.inf]])
-    value, query = Columns(torch.ones(3, 1)), torch.zeros(3, 1)
-    running = Running.start(3, 1, 1, query)
-    attend(csc, Scores(ADDITIVE, 1, 1), Columns(key), value, query, query[:0], running, None)
-    out, _ = running.finish()
-    assert out.isnan().view(-1).tolist() == [True, True, False]
-
-
 def scored(score: Callable, op: Any = fn.u_add_v, **columns: Callable) -> Step:
     """Attention over 3 heads of width 2 with scores made of the edges' column."""
 
@@ -262,14 +118,6 @@ def minus_infinity(rows: Tensor) -> Tensor:
     return rows.sum(-1, keepdim=True).masked_fill(rows[..., :1] > 0, -torch.inf)
 
 
-def written(change: Callable) -> Step:
-    def step(graph: Any, x: Tensor) -> Tensor:
-        out = gat(graph, x)
-        return change(out)
-
-    return step
-
-
 LIKE_DGL: dict[str, tuple[Step, bool]] = {
     "floor": (dot_scores(lambda e: torch.div(e, 2, rounding_mode="floor")), False),
     "times a tensor of one number": (dot_scores(lambda e: torch.tensor([3.0]).double() * e), True),
@@ -288,7 +136,8 @@ LIKE_DGL: dict[str, tuple[Step, bool]] = {
         False,
     ),
     "all but a few scores -inf": (scored(lambda e: e, el=minus_infinity, er=total), True),
-    "written into": (written(F.relu_), True),
+    "written into": (lambda graph, x: F.relu_(gat(graph, x)), True),
+    **{name: (step, True) for name, step in STEPS.items()},
 }  # fmt: skip
 
 
@@ -296,39 +145,25 @@ LIKE_DGL: dict[str, tuple[Step, bool]] = {
 def test_what_looks_like_attention_equals_dgl(
     name: str, partitioned: Cutter, matches: list
 ) -> None:
-    """Other arguments than a kernel knows, scores of -inf, a result that is written into."""
+    """By a kernel or not: other arguments than one knows, scores of -inf, a written result."""
     step, matched = LIKE_DGL[name]
-    graph = mixed()
-    path = partitioned(graph, 3, "random")
-
-    def case(group: Any) -> tuple[Tensor, ...]:
-        data = sar.load_dgl_partition_data(path, group.rank, "cpu")
-        x = data.node_features["_N/feat"].double().requires_grad_()
-        ids = orig_ids(data)
-        out = step(sar.construct_full_graph(data), x)
-        (out * (ids + 1).view(-1, *[1] * (out.dim() - 1))).sum().backward()
-        return out.detach(), x.grad, ids
-
-    ranks = run_threads(3, case)
-    ids = torch.cat([rank[2] for rank in ranks])
-    whole, x = twin(graph)
-    want = step(whole, x)
-    (want * torch.arange(1, len(x) + 1).view(-1, *[1] * (want.dim() - 1))).sum().backward()
-    assert matches == [matched] * 3
-    for index, expected in enumerate((want.detach(), x.grad)):
-        got = torch.cat([rank[index] for rank in ranks])
-        torch.testing.assert_close(got, expected[ids], rtol=1e-11, atol=1e-11, equal_nan=True)
+    for policy in ({}, {"rounds": 1}, {"rematerialize": False}) if name in STEPS else ({},):
+        compare(step, partitioned, 6, **policy)
+    assert set(matches) == {matched}
 
 
-def orig_ids(data: Any) -> Tensor:
-    return next(rows for name, rows in data.node_features.items() if "orig" in name)
+def test_scores_that_are_not_numbers_stay_visible(partitioned: Cutter) -> None:
+    path, x = partitioned(mixed(), 2, "random"), whole(mixed().total_nodes, (6,), seed=1)
+    x[3], x[5] = torch.nan, torch.inf
+    want = gat(to_dgl(mixed()), x)
+    assert want.isnan().any() and want.isfinite().any()
 
+    def case(group: Any) -> None:
+        part = Part(group, path)
+        out = gat(part.graph, x[part.nodes])
+        torch.testing.assert_close(out, want[part.nodes], rtol=1e-11, atol=1e-11, equal_nan=True)
 
-def twin(graph: Any) -> tuple[Any, Tensor]:
-    """The whole graph in DGL and its features."""
-    (src, dst) = next(iter(graph.edges.values()))
-    whole = dgl.graph((src, dst), num_nodes=next(iter(graph.num_nodes.values())))
-    return whole, next(iter(graph.node_data.values()))["feat"].double().requires_grad_()
+    run_threads(2, case)
 
 
 @pytest.mark.parametrize("reduce", [fn.sum, fn.max], ids=["sum", "max"])
@@ -337,7 +172,7 @@ def test_a_softmax_read_without_gradients_keeps_its_gradient(
 ) -> None:
     matches.append("off")
 
-    def step(graph: Any, x: Tensor, look: bool) -> Tensor:
+    def step(graph: Any, x: Tensor, look: bool = False) -> Tensor:
         graph.srcdata.update({"ft": x, "el": x[:, :1]})
         graph.apply_edges(fn.u_add_v("el", "el", "e"))
         graph.edata["a"] = edge_softmax(graph, graph.edata["e"])
@@ -347,13 +182,7 @@ def test_a_softmax_read_without_gradients_keeps_its_gradient(
         graph.update_all(fn.u_mul_e("ft", "a", "m"), reduce("m", "out"))
         return graph.dstdata["out"]
 
-    path = partitioned(mixed(), 2, "random")
-    grads = [
-        on_ranks(path, lambda graph, x, look=look: step(graph, x, look), 2, torch.float64, {})
-        for look in (False, True)
-    ]
-    for (_, want), (_, got) in zip(*grads, strict=True):
-        torch.testing.assert_close(got, want)
+    compare(lambda graph, x: step(graph, x, look=True), partitioned, 6, step)
 
 
 # Sources that ask for no gradient: backward reads their rows again and sends nothing home.

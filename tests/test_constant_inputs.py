@@ -8,13 +8,12 @@ from typing import Any
 import pytest
 import torch
 from harness import run_threads
-from harness.graphs import mixed
+from harness.graphs import ETYPE_HOMO, GraphArrays, mixed
 from harness.parts import Cutter
 from harness.rows import Part, whole
 from torch import Tensor
 
 import sar
-from sar.partition.arrays import ETYPE_HOMO, GraphArrays
 
 WIDTH = 5
 SIZE = 3
@@ -147,16 +146,18 @@ def test_a_change_on_any_rank_makes_all_send_again(
         assert sends == [1, 1, 0, 1, 1, 0, 0]
 
 
-def case_equal(group: Any, path: str) -> list[int]:
-    check = Checked(group, path)
-    for _ in range(4):
-        check(check.rows(0) * 2)
-    return check.sends
+@pytest.mark.parametrize("equal", [True, False])
+def test_rows_that_are_made_anew(equal: bool, partitioned: Cutter) -> None:
+    """Known where they are equal; others, in memory and with ids that dead ones had, are not."""
 
+    def case(group: Any, path: str) -> list[int]:
+        check = Checked(group, path)
+        for seed in range(6):
+            check(check.rows(0 if equal else seed) * 2)
+        return check.sends
 
-def test_equal_rows_that_are_made_anew_are_known(partitioned: Cutter) -> None:
-    for sends in run_threads(SIZE, case_equal, partitioned(mixed(), SIZE, "random")):
-        assert sends == [1, 1, 0, 0]
+    for sends in run_threads(SIZE, case, partitioned(mixed(), SIZE, "random")):
+        assert sends == ([1, 1, 0, 0, 0, 0] if equal else [1] * 6)
 
 
 def case_astray(group: Any, path: str) -> list[int]:
@@ -178,21 +179,6 @@ def test_results_of_different_calls_are_never_mixed(partitioned: Cutter) -> None
     path = partitioned(mixed(), SIZE, "random")
     for sends in run_threads(SIZE, case_astray, path):
         assert sends == [1, 1, 0, 1, 1, 0, 1, 0, 0]
-
-
-def case_recycled(group: Any, path: str) -> list[int]:
-    """New tensors in memory and with ids that dead ones had."""
-    check = Checked(group, path)
-    for seed in range(6):
-        x = check.rows(seed)
-        check(x)
-        del x
-    return check.sends
-
-
-def test_a_dead_tensor_is_never_taken_for_a_new_one(partitioned: Cutter) -> None:
-    for sends in run_threads(SIZE, case_recycled, partitioned(mixed(), SIZE, "random")):
-        assert sends == [1] * 6
 
 
 def case_receivers(group: Any, path: str) -> list[int]:

@@ -27,7 +27,6 @@ from sar.kernels import (
     compress,
     device,
     has,
-    implements,
     nonzero,
     norm,
     spmm,
@@ -102,18 +101,6 @@ def test_sums_of_cuda_are_those_of_the_processor(
     monkeypatch.setitem(device.KERNELS, ("sum", "cpu", dtype), device.KERNELS["sum", "cuda", dtype])
     for got, one in zip(sums(csc, x, factors), want, strict=True):
         torch.testing.assert_close(got, one, **tolerance(dtype))
-
-
-def test_what_is_filed_is_found() -> None:
-    assert has("sum", CPU, torch.float32) and has("sum", CUDA, torch.float64)
-    assert not has("sum", CUDA, torch.bfloat16) and not has("attend", CUDA, torch.float32)
-    assert not has("nothing", CPU, torch.float32)
-    try:
-        implements("nothing", "cpu", torch.float32)(lambda: None)
-        assert has("nothing", CPU, torch.float32) and not has("nothing", CPU, torch.float64)
-    finally:
-        del device.KERNELS["nothing", "cpu", torch.float32]
-        has.cache_clear()
 
 
 def test_without_compiled_kernels_torch_does_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,12 +13,11 @@ import torch
 from dgl.nn.functional import edge_softmax
 from harness import models, run_threads
 from harness.compare import assert_gradients_close
-from harness.graphs import mixed, sample, to_dgl
+from harness.graphs import ETYPE_HOMO, GraphArrays, mixed, sample, to_dgl
 from harness.parts import Cutter
 from torch import Tensor, nn
 
 import sar
-from sar.partition.arrays import ETYPE_HOMO, GraphArrays
 
 Run = Callable[[Any, Tensor, Tensor, Tensor], Tensor]  # (graph, x, weight, edge types) -> rows
 WIDTH = 6

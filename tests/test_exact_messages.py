@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -10,17 +9,15 @@ import dgl
 import pytest
 import torch
 from dgl import function as fn
-from harness import WorkerPool, assert_close, assert_gradients_close, run_threads
+from harness import WorkerPool, assert_close, run_threads
 from harness.covering import by_pairs
-from harness.graphs import mixed, to_dgl
+from harness.graphs import ETYPE_HOMO, NTYPE_HOMO, GraphArrays, mixed, to_dgl
 from harness.parts import Cutter, global_order
-from harness.rows import Part, join_edges, join_nodes, whole
+from harness.rows import Part, eager, join_edges, join_nodes, whole
+from test_edge_inputs import assert_exact
 from torch import Tensor, nn
 
 import sar
-from sar.kernels import Factors, add_rows, compress, spmm
-from sar.partition.arrays import ETYPE_HOMO, NTYPE_HOMO, GraphArrays
-from sar.tracing.lazy import eager
 
 BINARY = [
     f"{lhs}_{op}_{rhs}"
@@ -249,117 +246,59 @@ def edge_net() -> EdgeNet:
         return EdgeNet()
 
 
-def run_net(net: EdgeNet, graph: Any, sides: dict[str, Tensor], reduce: str) -> dict:
-    out = net(graph, sides["u"], sides["v"], sides["e"], reduce)
-    (out * weight_of(out)).sum().backward()
-    return {"out": out.detach(), **{side: rows.grad for side, rows in sides.items()}}
-
-
-def case_net(group: Any, path: str, reduce: str, policy: sar.Policy, state: dict) -> dict:
-    part = Part(group, path, policy)
-    values = inputs(mixed(), SHAPES["equal"])
-    sides = {s: part.node_rows(values[s]) for s in "uv"} | {"e": part.edge_rows(values["e"])}
-    net = EdgeNet()
-    net.load_state_dict(state)
-    results = run_net(net, part.graph, sides, reduce)
-    sar.gather_grads(net)
-    grads = {name: p.grad for name, p in net.named_parameters()}
-    return results | {"nodes": part.nodes, "edges": part.edges, "grads": grads}
-
-
-def check_net(parts: list[dict], reduce: str) -> None:
-    graph, net = mixed(), edge_net()
-    one = to_dgl(graph)
-    sides = {k: v.requires_grad_() for k, v in inputs(graph, SHAPES["equal"]).items()}
-    want = run_net(net, one, sides, reduce)
-    if reduce == "edges":
-        got = join_edges(parts, "out", one.num_edges())
-    else:
-        got = join_nodes(parts, "out", one.num_nodes())
-    assert_close(got, want["out"], "out", torch.float64)
-    for side in "uv":
-        got = join_nodes(parts, side, one.num_nodes())
-        assert_close(got, want[side], f"gradient of {side}", torch.float64)
-    got = join_edges(parts, "e", one.num_edges())
-    assert_close(got, want["e"], "gradient of e", torch.float64)
-    for part in parts:
-        expected = {name: p.grad for name, p in net.named_parameters()}
-        assert_gradients_close(part["grads"], expected, torch.float64)
-
-
 @pytest.mark.parametrize("reduce", [*REDUCES, "edges"])
 def test_user_messages_with_parameters(reduce: str, partitioned: Cutter) -> None:
-    for size, method, policy in (
-        (3, "random", POLICIES[0]),
-        (4, "adversarial", POLICIES[2]),
-        (3, "metis", POLICIES[3]),
-        (1, "metis", POLICIES[4]),
+    def make() -> tuple[Any, nn.Module]:
+        net = edge_net()
+
+        def run(graph: Any, x: Tensor, w: Tensor, types: Tensor) -> Tensor:
+            e = w.unsqueeze(1) * torch.arange(1, 6)
+            out = net(graph, x[:, :5], x[:, 1:].cos(), e, reduce)
+            if reduce != "edges":
+                return out
+            graph.edata["m"] = out
+            graph.update_all(fn.copy_e("m", "m"), fn.sum("m", "out"))
+            return graph.dstdata["out"]
+
+        return run, net
+
+    for sizes, policy in (
+        ((3, 4), {"rounds": 1}),
+        ((3, 4), {"rematerialize": False, "block_bytes": 64}),
+        ((1, 4), {"block_bytes": 1000}),
     ):
-        path = partitioned(mixed(), size, method)
-        state = edge_net().state_dict()
-        check_net(run_threads(size, case_net, path, reduce, policy, state), reduce)
+        assert_exact(mixed(), make, partitioned, sizes, **policy)
 
 
 # apply_edges on a subset.
 
 
-def case_subset(group: Any, path: str, kind: str) -> dict:
-    part = Part(group, path, sar.Policy(rounds=1))
-    values = inputs(mixed(), SHAPES["equal"])
-    graph, x = part.graph, part.node_rows(values["u"])
-    weight = torch.full((5,), 2.0, dtype=torch.float64, requires_grad=True)
-    graph.srcdata["x"] = graph.dstdata["x"] = x
-    if kind == "keep":
-        graph.edata["m"] = part.edge_rows(values["e"], grad=False)
-    for remainder in (0, 1):
-        eids = (part.edges % 3 == remainder).nonzero().view(-1)
-        if kind == "builtin":
-            graph.apply_edges(fn.u_sub_v("x", "x", "m"), eids)
-        else:
-            graph.apply_edges(
-                lambda edges: {"m": edges.src["x"] * weight * (remainder + 1) + edges.dst["x"]},  # noqa: B023
-                eids,
-            )
-    if kind == "reduced":
-        graph.update_all(fn.copy_e("m", "m"), fn.sum("m", "out"))
-        out = graph.dstdata["out"]
-    else:
-        out = eager(graph.edata["m"])
-    (out * weight_of(out)).sum().backward()
-    group.all_reduce(weight.grad if weight.grad is not None else torch.zeros_like(weight))
-    return {
-        "nodes": part.nodes, "edges": part.edges, "out": out.detach(), "x": x.grad,
-        "weight": weight.grad,
-    }  # fmt: skip
-
-
-@pytest.mark.parametrize("kind", ["builtin", "udf", "reduced", "keep"])
+@pytest.mark.parametrize("kind", ["builtin", "udf", "keep"])
 def test_apply_edges_on_some_edges(kind: str, partitioned: Cutter) -> None:
-    graph = mixed()
-    values = inputs(graph, SHAPES["equal"])
-    x = values["u"].requires_grad_()
-    weight = torch.full((5,), 2.0, dtype=torch.float64, requires_grad=True)
-    src, dst = graph.edges[ETYPE_HOMO]
-    eids = torch.arange(len(src)) % 3
-    want = values["e"].clone() if kind == "keep" else torch.zeros(len(src), 5, dtype=torch.float64)
-    for remainder in (0, 1):
-        rows = (eids == remainder).nonzero().view(-1)
-        if kind == "builtin":
-            new = x[src[rows]] - x[dst[rows]]
-        else:
-            new = x[src[rows]] * weight * (remainder + 1) + x[dst[rows]]
-        want = want.index_copy(0, rows, new)
-    if kind == "reduced":
-        want = torch.zeros(len(x), 5, dtype=torch.float64).index_add(0, dst, want)
-    (want * weight_of(want)).sum().backward()
-    for size, method in ((3, "random"), (4, "adversarial")):
-        parts = run_threads(size, case_subset, partitioned(graph, size, method), kind)
-        out = join_nodes(parts, "out", len(x)) if kind == "reduced" else None
-        out = join_edges(parts, "out", len(src)) if out is None else out
-        assert_close(out, want, "out", torch.float64)
-        assert_close(join_nodes(parts, "x", len(x)), x.grad, "gradient", torch.float64)
-        if kind != "builtin":
-            assert_close(parts[0]["weight"], weight.grad, "weight", torch.float64)
+    """Those of types 1 and 2; others have zeros, or what they had."""
+
+    def make() -> tuple[Any, nn.Module]:
+        module = nn.Linear(6, 1, bias=False).double()
+        nn.init.constant_(module.weight, 2.0)
+
+        def run(graph: Any, x: Tensor, w: Tensor, types: Tensor) -> Tensor:
+            graph.srcdata["x"], graph.dstdata["y"] = x, x * x
+            if kind == "keep":
+                graph.edata["m"] = w.unsqueeze(1).repeat(1, 6)
+            for number in (1, 2):
+                message: Any = fn.u_sub_v("x", "y", "m")
+                if kind != "builtin":
+                    message = lambda edges, n=number: {  # noqa: E731
+                        "m": edges.src["x"] * module.weight * n + edges.dst["y"]
+                    }
+                graph.apply_edges(message, (types == number).nonzero().view(-1))
+            graph.update_all(fn.copy_e("m", "s"), fn.sum("s", "sum"))
+            graph.update_all(fn.copy_e("m", "s"), fn.max("s", "max"))
+            return torch.cat([graph.dstdata["sum"], graph.dstdata["max"]], 1)
+
+        return run, module
+
+    assert_exact(mixed(), make, partitioned, (3, 4), rounds=1)
 
 
 def test_some_edges_of_scopes_and_copies(partitioned: Cutter) -> None:
@@ -587,49 +526,6 @@ def test_bad_calls_say_what_is_wrong(name: str, partitioned: Cutter) -> None:
     assert all(run_threads(2, case))
 
 
-# What the graphs above are too small for, or hide.
-
-
-@pytest.mark.parametrize("compiled", [False, True])
-def test_sums_in_threads_and_by_torch(compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A compiled loop, here in three threads, and torch's sums of blocks, here of 16 segments."""
-    monkeypatch.setattr(sys.modules["sar.kernels.jit"], "num_parts", lambda _: 3)
-    monkeypatch.setattr(sys.modules["sar.kernels.spmm"], "_BLOCK_BYTES", 1)
-    if not compiled:
-        monkeypatch.setattr(sys.modules["sar.kernels.spmm"], "KERNELS", {})
-    rng = torch.Generator().manual_seed(5)
-    dst = torch.randint(45, (300,), generator=rng) * 2  # odd rows have no edge
-    src = torch.randint(40, (300,), generator=rng)
-    x, edge, row, gathered = whole(40, (40,), 1), *(whole(n, (), n) for n in (300, 90, 40))
-    matrix = torch.zeros(90, 40, dtype=torch.float64)
-    matrix.index_put_((dst, src), edge, accumulate=True)
-    want = row.unsqueeze(1) * (matrix @ (gathered.unsqueeze(1) * x))
-    for compact in (False, True):
-        csc = compress(dst.int(), src.int(), 90, compact=compact, order=True)
-        assert_close(spmm(csc, x, Factors(edge, row, gathered)), want, "spmm", torch.float64)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("index", [torch.int32, torch.int64])
-@pytest.mark.parametrize("num", [0, 1, 1500])
-def test_rows_are_added_into_columns_of_wider_rows(
-    num: int, index: torch.dtype, dtype: torch.dtype
-) -> None:
-    """Of target and rows each is a tensor of its own, columns of one, its transpose or one row."""
-    rng = torch.Generator().manual_seed(num)
-    idx = torch.randint(50, (num,), generator=rng, dtype=index)
-    wide = torch.randint(-4, 5, (num, 9), generator=rng).to(dtype)  # small: sums are exact
-    kinds = [wide[:, 2:8], wide[:, 2:8].contiguous(), wide.t().contiguous().t()[:, 2:8]]
-    kinds += [wide[:1, 2:8].expand(num, 6)]
-    for rows in kinds:
-        want = torch.zeros(50, 6, dtype=torch.float64).index_add_(0, idx.long(), rows.double())
-        for around in (0, 3):
-            target = torch.ones(50, 6 + 2 * around, dtype=dtype)
-            add_rows(target[:, around : around + 6], idx, rows)
-            assert torch.equal(target[:, around : around + 6].double(), want + 1)
-            assert (target.double().sum() - 50 * 2 * around).item() == (want + 1).sum()
-
-
 def case_autocast(group: Any, path: str) -> tuple[set, set]:
     """Types of the messages in the forward and in the backward pass."""
     part = Part(group, path)
@@ -708,22 +604,13 @@ def loops_of(graph: Any, options: dict[str, Any]) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("options", FILLS, ids=str)
 def test_self_loops_by_dgls_functions(options: dict[str, Any], partitioned: Cutter) -> None:
-    graph = mixed()
+    def run(graph: Any, x: Tensor, w: Tensor, _: Tensor) -> Tensor:
+        w = w.detach()
+        graph.edata["w"], graph.edata["v"] = w, torch.stack([w, w], 1)
+        sums = loops_of(graph, options)
+        if not isinstance(graph, dgl.DGLGraph):
+            with pytest.raises(ValueError, match="fill_data: got 'prod', expected a number or one"):
+                dgl.add_self_loop(graph, fill_data="prod")
+        return torch.cat([sums["w"].view(-1, 1), sums["v"]], 1) * x[:, :1]
 
-    def case(group: Any, path: str) -> dict[str, Tensor]:
-        part = Part(group, path)
-        weight = part.data.edge_features["_N:_E:_N/weight"].double()
-        part.graph.edata["w"], part.graph.edata["v"] = weight, torch.stack([weight, weight], 1)
-        found = loops_of(part.graph, options)
-        with pytest.raises(ValueError, match="fill_data: got 'prod', expected a number or one of"):
-            dgl.add_self_loop(part.graph, fill_data="prod")
-        return {**found, "nodes": part.nodes}
-
-    one = to_dgl(graph)
-    weight = graph.edge_data[ETYPE_HOMO]["weight"].double()
-    one.edata["w"], one.edata["v"] = weight, torch.stack([weight, weight], 1)
-    want = loops_of(one, options)
-    parts = run_threads(3, case, partitioned(graph, 3, "random"))
-    for name, rows in want.items():
-        got = join_nodes(parts, name, one.num_nodes())
-        torch.testing.assert_close(got, rows, rtol=1e-12, atol=1e-12)
+    assert_exact(mixed(), lambda: (run, None), partitioned, (3,))

@@ -24,7 +24,6 @@ from torch.overrides import TorchFunctionMode
 
 import sar
 from sar.comm import Group
-from sar.errors import NotSupportedError
 from sar.frontends.dgl import patches
 from sar.models import LayerOptions
 
@@ -76,7 +75,19 @@ def watched(conv: nn.Module, graph: Any, x: Tensor) -> Tensor:
 
 
 def weighted(conv: nn.Module, graph: Any, x: Tensor) -> Tensor:
-    return conv(graph, x, x.new_full((graph.num_edges(), 1), 0.5))
+    return conv(graph, x, edge_weight=x.new_full((graph.num_edges(), 1), 0.5))
+
+
+def of_pair(conv: nn.Module, graph: Any, x: Tensor) -> Tensor:
+    return conv(graph, (x, x))
+
+
+def gcn() -> nn.Module:
+    return dgl.nn.GraphConv(WIDTH, WIDTH, allow_zero_in_degree=True)
+
+
+def gin(op: str = "sum") -> nn.Module:
+    return dgl.nn.GINConv(nn.Linear(WIDTH, WIDTH), op, 0.5)
 
 
 # The layer, and the warning where the user's doing keeps it from being fused.
@@ -88,7 +99,16 @@ OTHERS: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "broadcast": (lambda: changed(sage(), fc_neigh=nn.Linear(WIDTH, 1, bias=False)), ""),
     "one part twice": (lambda: changed(conv := sage(bias=False), fc_neigh=conv.fc_self), ""),
     "edge weights": (lambda: Around(sage(), weighted), ""),
-    "a pair": (lambda: Around(sage(), lambda conv, graph, x: conv(graph, (x, x))), ""),
+    "a pair": (lambda: Around(sage(), of_pair), ""),
+    "gcn weights": (lambda: Around(gcn(), weighted), ""),
+    "gcn pair": (lambda: Around(gcn(), of_pair), ""),
+    "gcn more dimensions": (
+        lambda: Around(gcn(), lambda c, graph, x: c(graph, torch.stack([x, 2 * x], 1)).sum(1)),
+        "",
+    ),
+    "gin weights": (lambda: Around(gin(), weighted), ""),
+    "gin pair": (lambda: Around(gin(), of_pair), ""),
+    "gin max": (lambda: gin("max"), ""),
     "a hook on a part": (lambda: hooked(sage()), "Linear in it has a hook"),
     "a mode": (lambda: Around(sage(), watched), "the mode Noting looks"),
 }
@@ -104,8 +124,7 @@ def test_others_are_computed_as_they_say(kind: str, partitioned: Cutter) -> None
     told = [str(w.message) for w in caught if "not the fused layer" in str(w.message)]
     assert len(told) == (SIZE if reason else 0)
     assert all(one.startswith("SAGEConv: ") and reason in one for one in told)
-    told_once = "SAGEConv: not fused, as strict=True asks"
-    with pytest.raises((RankFailed, NotSupportedError), match=told_once):
+    with pytest.raises((RankFailed, sar.NotSupportedError), match="fused, as strict=True asks"):
         compare(fused_ones(make()), partitioned)
 
 
@@ -156,7 +175,7 @@ def test_a_forward_of_ones_own_is_said(kind: str, partitioned: Cutter) -> None:
         sar.optimize(nn.ModuleList([layer]))
         sar.optimize(layer)
     assert len(told) == 1
-    with pytest.raises(NotSupportedError, match="strict=True: .* a forward of its own"):
+    with pytest.raises(sar.NotSupportedError, match="strict=True: .* a forward of its own"):
         sar.optimize(layer, strict=True)
     if kind == "own forward":
         compare(layer, partitioned)
@@ -203,7 +222,7 @@ def test_rows_that_relations_share(alone: bool, partitioned: Cutter) -> None:
         if alone:
             layer.mods["follows"](graph["follows"], (inputs["user"], None)).sum().backward()
             return
-        with pytest.raises(NotSupportedError, match="which travel once for all"):
+        with pytest.raises(sar.NotSupportedError, match="which travel once for all"):
             layer(graph, inputs)
 
     run_threads(2, case)
@@ -215,7 +234,7 @@ def test_what_is_narrow_is_plain(partitioned: Cutter) -> None:
     def case(group: Group) -> None:
         part, layer = Part(group, path), fused_ones(sage())
         x = rows[part.nodes].float().requires_grad_()
-        with pytest.raises(NotSupportedError, match="rows are torch.bfloat16"):
+        with pytest.raises(sar.NotSupportedError, match="rows are torch.bfloat16"):
             layer.bfloat16()(part.graph, x.bfloat16())
         layer.float()(part.graph, x)
 
@@ -285,27 +304,6 @@ def test_whoever_reads_a_donated_input_later_is_told(width: int, partitioned: Cu
     run_threads(2, case)
 
 
-@pytest.mark.parametrize("donate", [False, True])
-@pytest.mark.parametrize("activations", ["keep", "recompute"])
-@pytest.mark.parametrize("width", [2, WIDTH])
-def test_backward_may_run_twice(
-    width: int, activations: str, donate: bool, partitioned: Cutter
-) -> None:
-    path = partitioned(mixed(), 2, "random")
-
-    def case(group: Group) -> None:
-        part = Part(group, path)
-        conv = fused_ones(sage(width, activation=F.relu).double(), donate=donate)
-        sar.set_activations(conv, activations)
-        x = whole(57, (WIDTH,), seed=1)[part.nodes].requires_grad_()
-        loss, weight = conv(part.graph, x * 1).square().sum(), conv.fc_neigh.weight
-        wanted = [weight, x, conv.fc_self.weight, conv.fc_self.bias]
-        grads = [torch.autograd.grad(loss, wanted, retain_graph=keep) for keep in (True, False)]
-        assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
-
-    run_threads(2, case)
-
-
 @pytest.mark.parametrize("width", [2, WIDTH])
 def test_gradients_of_gradients_raise(width: int, partitioned: Cutter) -> None:
     path = partitioned(mixed(), 2, "random")
@@ -313,9 +311,9 @@ def test_gradients_of_gradients_raise(width: int, partitioned: Cutter) -> None:
     def case(group: Group) -> None:
         part, conv = Part(group, path), fused_ones(sage(width))
         x = torch.ones(part.graph.num_nodes(), WIDTH, requires_grad=True)
-        with pytest.raises(NotSupportedError, match="create_graph"):
+        with pytest.raises(sar.NotSupportedError, match="create_graph"):
             torch.autograd.grad(conv(part.graph, x).sum(), x, create_graph=True)
-        with pytest.raises(NotSupportedError, match="create_graph"):  # never comes to the rows
+        with pytest.raises(sar.NotSupportedError, match="create_graph"):  # never comes to the rows
             out = conv(part.graph, x * 1).sum()
             torch.autograd.grad(out, conv.fc_neigh.weight, create_graph=True)
 

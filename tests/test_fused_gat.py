@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -13,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from harness import run_threads
+from harness.blocks import compare_blocks
 from harness.covering import by_pairs
 from harness.graphs import mixed, to_dgl
 from harness.parts import Cutter
@@ -20,13 +20,10 @@ from harness.rows import Part, join_nodes, results
 from harness.rows import whole as whole_rows
 from torch import Tensor, nn
 from torch.autograd.graph import save_on_cpu
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.checkpoint import checkpoint
 
 import sar
 from sar.comm.meter import LayerNotes, Meter
-from sar.graph.layer_blocks import plan_blocks
-from sar.layers import attending
 
 FEATURES, WIDTH, HEADS = 6, 5, 3
 TOTAL = mixed().total_nodes
@@ -185,26 +182,18 @@ def test_dropout_has_the_bits_of_the_layers_own_code(
 @pytest.mark.parametrize("kind", LAYERS)
 def test_blocks_of_a_graph(kind: str, partitioned: Cutter, fused: list[str]) -> None:
     """A block has more sources than destinations, which are the first of them."""
-    rows, wanted = whole_rows(TOTAL, (FEATURES,), seed=1), torch.arange(TOTAL) % 4 < 3
-    factor = whole_rows(TOTAL, (HEADS, WIDTH), seed=2)
-    x, layer = rows.clone().requires_grad_(), make(kind, residual=True)
-    (layer(to_dgl(mixed()), x)[wanted] * factor[wanted]).sum().backward()
-    path = partitioned(mixed(), 3, "random")
+    first, last = make(kind, residual=True), make(kind, HEADS * WIDTH, residual=True)
+    compare_blocks([Flat(first), Flat(last)], FEATURES, 4, 3, partitioned)
+    assert fused == ["fused"] * 6
 
-    def case(group: Any) -> None:
-        part = Part(group, path)
-        seeds = wanted[part.nodes].nonzero().view(-1)
-        (block,) = plan_blocks(part.graph, seeds, 1).build()
-        read = part.nodes[block._store.src_rows["_N"]]
-        mine, own = rows[read].requires_grad_(), make(kind, residual=True)
-        (own(block, mine * 1) * factor[part.nodes[seeds]]).sum().backward()
-        torch.testing.assert_close(mine.grad, x.grad[read], rtol=1e-11, atol=1e-10)
-        for got, want in zip(own.parameters(), layer.parameters(), strict=True):
-            total = group.all_reduce(got.grad.clone())
-            torch.testing.assert_close(total, want.grad, rtol=1e-11, atol=1e-10)
 
-    run_threads(3, case)
-    assert fused == ["fused"] * 3
+class Flat(nn.Module):
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, graph: Any, x: Tensor) -> Tensor:
+        return self.layer(graph, x).flatten(1)
 
 
 # Who writes into the result
@@ -443,58 +432,7 @@ def test_calls_that_run_the_layers_own_code(
 
 def test_nodes_without_edges_are_dgls_error(partitioned: Cutter) -> None:
     graph, x = graph_and_rows(partitioned)
-    for kind in LAYERS.values():
+    layers = [kind(FEATURES, WIDTH, HEADS) for kind in LAYERS.values()]
+    for layer in (*layers, dgl.nn.GraphConv(FEATURES, WIDTH)):
         with pytest.raises(dgl.DGLError, match="0-in-degree nodes"):
-            kind(FEATURES, WIDTH, HEADS)(graph, x.float())
-
-
-# Attention that users write themselves: its scores are theirs
-
-
-# Kernels
-
-
-def test_backward_meets_the_same_exchanges(partitioned: Cutter) -> None:
-    """Of the layer as a whole as of its own code: as many bytes, as many collectives."""
-    path = partitioned(mixed(), 3, "random")
-
-    def case(group: Any) -> list[tuple[int, int]]:
-        part, found = Part(group, path), []
-        x = whole_rows(TOTAL, (FEATURES,), seed=1)[part.nodes].requires_grad_()
-        for look in (False, True):
-            layer = make("gat")
-            if look:
-                layer.leaky_relu.register_forward_hook(lambda *seen: None)
-            for _ in range(2):
-                before = group.counters.sent_bytes, group.counters.collectives
-                layer(part.graph, x * 1).sum().backward()
-                after = group.counters.sent_bytes, group.counters.collectives
-            found.append((after[0] - before[0], after[1] - before[1]))
-        return found
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for whole_layer, own_code in run_threads(3, case):
-            assert whole_layer == own_code and whole_layer[0] > 0
-
-
-@pytest.mark.parametrize("held", [False, True])
-@pytest.mark.parametrize("kind", LAYERS)
-def test_the_result_is_free_when_backward_streams(
-    kind: str, held: bool, partitioned: Cutter, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its memory, that is, where nobody else has it: see Note [Result first]."""
-    graph, x = graph_and_rows(partitioned)
-    free, backward = [], attending.attention_backward
-
-    def noted(*args: Any) -> Any:
-        free.append(memory.expired())
-        return backward(*args)
-
-    monkeypatch.setattr(attending, "attention_backward", noted)
-    out = make(kind)(graph, x)
-    memory, loss = StorageWeakRef(out.untyped_storage()), (out * 2).sum()
-    if not held:
-        del out
-    loss.backward()
-    assert free == [not held]
+            layer(graph, x.float())

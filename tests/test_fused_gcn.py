@@ -12,21 +12,19 @@ from weakref import ref
 import dgl.nn
 import pytest
 import torch
-from dgl import DGLError
-from harness import RankFailed, run_threads
+from harness import run_threads
 from harness.blocks import compare_blocks
 from harness.covering import by_pairs
 from harness.graphs import mixed, to_dgl
 from harness.late import run_late
 from harness.parts import Cutter
 from harness.rows import Part, whole
-from harness.sage import SIZE, WIDTH, Then, compare, fused_ones
+from harness.sage import SIZE, WIDTH, Then, compare, fused_ones, sage
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import sar
 from sar.comm import Group
-from sar.errors import NotSupportedError
 
 NORMS = ("none", "left", "right", "both")
 
@@ -109,15 +107,25 @@ def test_recomputed_layers(name: str, partitioned: Cutter) -> None:
     compare(fused_ones(LAYERS[name](), donate=True), partitioned, on_rank=recomputed)
 
 
-@pytest.mark.parametrize("name", ["gcn both wide", "gcn both narrow", "gin eps"])
-def test_a_graph_that_is_kept_gives_its_gradients_again(name: str, partitioned: Cutter) -> None:
+KEPT = {name: LAYERS[name] for name in ("gcn both wide", "gcn both narrow", "gin eps")} | {
+    f"sage {width}": lambda width=width: sage(width, activation=F.relu) for width in (2, WIDTH)
+}
+
+
+@pytest.mark.parametrize("donate", [False, True])
+@pytest.mark.parametrize("activations", ["keep", "recompute"])
+@pytest.mark.parametrize("name", KEPT)
+def test_a_graph_that_is_kept_gives_its_gradients_again(
+    name: str, activations: str, donate: bool, partitioned: Cutter
+) -> None:
     path = partitioned(mixed(), 2, "random")
 
     def case(group: Group) -> None:
-        part, layer = Part(group, path), fused_ones(LAYERS[name]()).double()
+        part, layer = Part(group, path), fused_ones(KEPT[name]().double(), donate=donate)
+        sar.set_activations(layer, activations)
         x = whole(57, (WIDTH,), seed=1)[part.nodes].requires_grad_()
         given = [x, *(one for one in layer.parameters() if one.requires_grad)]
-        loss = layer(part.graph, x).square().sum()
+        loss = layer(part.graph, x * 1).square().sum()
         first = torch.autograd.grad(loss, given, retain_graph=True, allow_unused=True)
         again = torch.autograd.grad(loss, given, allow_unused=True)
         torch.testing.assert_close(again, first, rtol=0, atol=0)
@@ -167,6 +175,8 @@ MEETING: dict[str, Callable[[], nn.Module]] = {
     **{f"gcn {n} narrow": (lambda n=n: WithPart(WIDTH, 2, n)) for n in NORMS},  # type: ignore[misc]
     "gin sum": lambda: gin(learn_eps=True),
     "gin mean": lambda: gin(op="mean"),
+    "sage": sage,
+    "sage narrow": lambda: sage(2),
 }
 
 
@@ -222,44 +232,6 @@ def test_an_external_weight(norm: str, partitioned: Cutter) -> None:
         gcn(3, norm=norm, weight=False), lambda self, graph, x: self.conv(graph, x, self.other)
     )
     compare(fused_ones(layer), partitioned)
-
-
-def weighted(self: Any, graph: Any, x: Tensor) -> Tensor:
-    return self.conv(graph, x, edge_weight=x.new_full((graph.num_edges(), 1), 0.5))
-
-
-OTHERS: dict[str, Callable[[], nn.Module]] = {
-    "gcn weights": lambda: Called(gcn(), weighted),
-    "gin weights": lambda: Called(gin(), weighted),
-    "gin max": lambda: gin(op="max"),
-    "gcn pair": lambda: Called(gcn(), lambda self, graph, x: self.conv(graph, (x, x))),
-    "gin pair": lambda: Called(gin(), lambda self, graph, x: self.conv(graph, (x, x))),
-    "gcn more dimensions": lambda: Called(
-        gcn(), lambda self, graph, x: self.conv(graph, torch.stack([x, 2 * x], 1)).sum(1)
-    ),
-}
-
-
-@pytest.mark.parametrize("kind", OTHERS)
-def test_others_run_their_own_code(kind: str, partitioned: Cutter) -> None:
-    """Without a word; strict=True says why."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        compare(OTHERS[kind](), partitioned)
-    assert not any("not the fused layer" in str(w.message) for w in caught)
-    with pytest.raises((RankFailed, NotSupportedError), match="not fused, as strict=True asks"):
-        compare(fused_ones(OTHERS[kind]()), partitioned)
-
-
-def test_nodes_without_edges_are_refused_as_dgl_does(partitioned: Cutter) -> None:
-    path, layer = partitioned(mixed(), 1), dgl.nn.GraphConv(WIDTH, WIDTH).double()
-
-    def case(group: Group) -> None:
-        part = Part(group, path)
-        with pytest.raises(DGLError, match="0-in-degree nodes"):
-            layer(part.graph, whole(57, (WIDTH,), seed=1)[part.nodes])
-
-    run_threads(1, case)
 
 
 # -- donation ---------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +11,7 @@ import torch
 from harness import run_threads
 from harness.blocks import compare_blocks
 from harness.covering import by_pairs
-from harness.graphs import mixed, to_dgl
+from harness.graphs import mixed
 from harness.late import run_late
 from harness.parts import Cutter
 from harness.rows import Part, results, whole
@@ -88,33 +87,6 @@ def test_blocks_give_some_rows_of_the_whole_graphs(
     for layer in (first, second):
         sar.set_activations(layer, activations)
     compare_blocks([first, second], WIDTH, every, size, partitioned)
-
-
-@pytest.mark.parametrize("width", [2, WIDTH])
-def test_rows_that_nobody_trains(width: int, partitioned: Cutter) -> None:
-    """Features: their sums are kept where they are summed before they are multiplied."""
-    arrays, layer = mixed(), fused_ones(sage(width, activation=F.relu)).double()
-    rows = whole(arrays.total_nodes, (WIDTH,), seed=1)
-    whole_layer, path = copy.deepcopy(layer), partitioned(arrays, SIZE, "random")
-    out = whole_layer(to_dgl(arrays), rows)
-    out.sum().backward()
-
-    def case(group: Group) -> None:
-        part, mine, sent = Part(group, path), copy.deepcopy(layer), []
-        x = rows[part.nodes]
-        for _ in range(3):
-            mine.zero_grad()
-            before = group.counters.sent_bytes
-            got = mine(part.graph, x)
-            got.sum().backward()
-            sent.append(group.counters.sent_bytes - before)
-            torch.testing.assert_close(got, out[part.nodes], rtol=1e-11, atol=1e-11)
-            for ours, theirs in zip(mine.parameters(), whole_layer.parameters(), strict=True):
-                total = group.all_reduce(ours.grad.clone())
-                torch.testing.assert_close(total, theirs.grad, rtol=1e-11, atol=1e-11)
-        assert (2 * sent[2] < sent[0]) is (width == WIDTH), sent
-
-    run_late(SIZE, case)
 
 
 # -- recomputed: a few columns at a time --------------------------------------------------------

@@ -12,14 +12,12 @@ import pytest
 import torch
 from dgl import function as fn
 from harness import run_threads
-from harness.graphs import homogeneous
+from harness.graphs import GraphArrays, homogeneous
 from harness.parts import Cutter
-from harness.rows import Part, whole
+from harness.rows import Part, eager, whole
 from torch import Tensor
 
 import sar
-from sar.partition.arrays import GraphArrays
-from sar.tracing.lazy import eager
 
 NUM_NODES, WIDTH = 7, 2
 

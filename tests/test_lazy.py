@@ -25,9 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import sar
-from sar.comm.meter import LayerNotes
 from sar.tracing.lazy import EdgeTensor
-from sar.tracing.reducing import reduce_rows, rows_of, softmax
 
 PROGRAMS: dict[str, Callable[[Tensor], Tensor]] = {
     "arithmetic": lambda e: (2 * e - 1) / (e.abs() + 1) ** 2,
@@ -485,43 +483,3 @@ def test_copies_of_rows_are_those_of_their_time(partitioned: Cutter) -> None:
     compare(run, partitioned, 6)
     path = partitioned(mixed(), 2, "random")
     run_threads(2, written)
-
-
-def attention_of(kind: str, scope: Any, x: Tensor) -> Tensor:
-    """Two heads in functions of torch alone, on rows of the ends of edges."""
-    x_j, x_i = (rows_of(scope, side, x.view(-1, 2, 3)) for side in "uv")
-    if kind == "additive":
-        k_j, q_i = (rows_of(scope, side, x.view(-1, 2, 3).sum(-1)) for side in "uv")
-        scores = F.leaky_relu(k_j + q_i, 0.2)
-    elif kind == "mixed":
-        scores = (F.leaky_relu(x_i + x_j, 0.2) * torch.ones(1, 2, 3, dtype=x.dtype)).sum(dim=-1)
-    else:
-        scores = (x_i * x_j).sum(dim=-1) / 3**0.5
-    alpha = softmax(scope, scores)
-    weight = alpha.view(-1, 2, 1) if kind == "dot" else alpha.unsqueeze(-1)
-    return reduce_rows(x_j * weight, "sum").flatten(1)
-
-
-@pytest.mark.parametrize("kind", ["additive", "mixed", "dot"])
-def test_attention_in_functions_of_torch_goes_to_a_kernel(kind: str, partitioned: Cutter) -> None:
-    def dense(graph: Any, x: Tensor) -> Tensor:
-        (src, dst), rows = graph.edges(), x.view(-1, 2, 3)
-        if kind == "dot":
-            scores = (rows[src] * rows[dst]).sum(-1) / 3**0.5
-        elif kind == "mixed":
-            scores = F.leaky_relu(rows[src] + rows[dst], 0.2).sum(-1)
-        else:
-            scores = F.leaky_relu(rows[src].sum(-1) + rows[dst].sum(-1), 0.2)
-        weights = scores.exp()
-        total = torch.zeros(len(x), 2, dtype=x.dtype).index_add(0, dst, weights)
-        messages = (weights / total[dst]).unsqueeze(-1) * rows[src]
-        return torch.zeros_like(rows).index_add(0, dst, messages).flatten(1)
-
-    def attended(graph: Any, x: Tensor) -> Tensor:
-        graph.group.meter.notes = told = LayerNotes()
-        out = attention_of(kind, graph.scope(), x)
-        assert [what for _, what, _ in told.ways] == ["attention kernel"]
-        graph.group.meter.notes = None
-        return out
-
-    compare(attended, partitioned, 6, dense)

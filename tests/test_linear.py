@@ -5,27 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import dgl
-import numpy as np
 import pytest
 import torch
 from harness import run_threads
 from harness.compare import assert_close
 from harness.covering import by_pairs
-from harness.graphs import mixed
+from harness.graphs import ETYPE_HOMO, GraphArrays, mixed
 from harness.parts import Cutter, joined, load_all
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 
 import sar
-from sar.partition.arrays import ETYPE_HOMO, GraphArrays
-from sar.partition.cover import cover_size, pulled_sources
-
-ENDS = st.integers(1, 12).flatmap(
-    lambda n: st.tuples(
-        st.just(n), st.lists(st.tuples(st.integers(0, n - 1), st.integers(0, 12)), max_size=40)
-    )
-)
 
 
 def matching_size(edges: list[tuple[int, int]]) -> int:
@@ -42,51 +31,6 @@ def matching_size(edges: list[tuple[int, int]]) -> int:
         return False
 
     return sum(augment(u, set()) for u in {u for u, _ in edges})
-
-
-@given(ENDS)
-@settings(max_examples=200, deadline=None)
-def test_the_cover_covers_and_is_as_small_as_a_matching(case: tuple) -> None:
-    num_src, edges = case
-    src, dst = np.asarray(edges, dtype=np.int32).reshape(-1, 2).T
-    pulled = pulled_sources(src, dst, num_src)
-    assert pulled.shape == (num_src,) and pulled.dtype == bool
-    slots = {v for u, v in edges if not pulled[u]}
-    assert all(pulled[u] or v in slots for u, v in edges)
-    assert int(pulled.sum()) + len(slots) == cover_size(src, dst, pulled) == matching_size(edges)
-
-
-def long_path(length: int) -> list[tuple[int, int]]:
-    """One source more than destinations; every alternating path goes through all of them."""
-    return [(i, i) for i in range(length)] + [(i + 1, i) for i in range(length)]
-
-
-@pytest.mark.parametrize(
-    ("edges", "pulled", "slots"),
-    [
-        ([(0, v) for v in range(9)], 1, 0),  # one source of many
-        ([(u, 0) for u in range(9)], 0, 1),  # one destination of many
-        ([(u, v) for u in range(4) for v in range(7)], 4, 0),
-        ([(u, v) for u in range(7) for v in range(4)], 0, 4),
-        ([(0, v) for v in range(9)] + [(u, 9) for u in range(1, 9)], 1, 1),
-        (long_path(3000), 0, 3000),
-    ],
-)
-def test_covers_of_known_graphs(edges: list, pulled: int, slots: int) -> None:
-    src, dst = np.asarray(edges, dtype=np.int32).T
-    found = pulled_sources(src, dst, int(src.max()) + 1)
-    assert (int(found.sum()), cover_size(src, dst, found)) == (pulled, pulled + slots)
-
-
-def stars() -> GraphArrays:
-    """Parts {0..5}, {6..11}, {12..17}: 0 -> all of the second, all of the first -> 12, and each
-    of the second -> each of the third. Edges inside parts as well, one of them twice."""
-    pairs = [(0, v) for v in range(6, 12)] + [(u, 12) for u in range(6)]
-    pairs += [(u, v) for u in range(6, 12) for v in range(12, 15)] + [(1, 2), (1, 2), (7, 7)]
-    src, dst = torch.tensor(pairs).t().contiguous()
-    return GraphArrays(
-        "stars", {"_N": 18}, {ETYPE_HOMO: (src, dst)}, {"_N": {}}, {}
-    ).with_orig_ids()
 
 
 def rows_of(name: str, graph: GraphArrays, dtype: torch.dtype) -> Tensor:
@@ -155,18 +99,6 @@ def test_sums_equal_dgl_and_bytes_the_matching(
         assert_close(out, want[0], "sum", dtype)
         assert_close(grad, want[1], "gradient", dtype)
         assert sent == [expected, expected]
-
-
-def test_stars_send_one_row_and_empty_pairs_none(partitioned: Cutter) -> None:
-    graph = stars()
-    path = partitioned(graph, 3, [0] * 6 + [1] * 6 + [2] * 6)
-    want = reference(graph, "mean", torch.float64)
-    for rounds, structure in ((1, "both"), (2, "both"), (1, "one"), (2, "one")):
-        policy = sar.Policy(rounds=rounds, structure=structure)
-        out, grad, sent = sums(path, 3, graph, "mean", policy, torch.float64)
-        assert_close(out, want[0], "mean", torch.float64)
-        assert_close(grad, want[1], "gradient", torch.float64)
-        assert sent == [(1 + 1 + 3) * 5 * 8] * 2
 
 
 def test_a_rank_of_another_mind_is_named(partitioned: Cutter) -> None:

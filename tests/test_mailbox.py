@@ -15,16 +15,15 @@ import numpy as np
 import pytest
 import torch
 from harness import WorkerPool, assert_close, assert_gradients_close, run_threads
-from harness.graphs import homogeneous, mixed, sample, to_dgl
+from harness.graphs import ETYPE_HOMO, GraphArrays, homogeneous, mixed, sample, to_dgl
 from harness.parts import Cutter
 from harness.rows import Part, join_edges, join_nodes, whole
 from harness.watch import Largest, dense_graph
+from test_edge_inputs import assert_exact
 from torch import Tensor, nn
 from torch.autograd import Function
 
 import sar
-from sar.ops import mailbox as mailbox_op
-from sar.partition.arrays import ETYPE_HOMO, GraphArrays
 
 pytestmark = pytest.mark.filterwarnings("ignore:reduce function")
 WIDTH = 6
@@ -174,8 +173,7 @@ def make_net() -> Net:
 
 @pytest.mark.parametrize(
     ("message", "reduce"),
-    [("udf", reduce) for reduce in FUNCTIONS if reduce != "deviations"]
-    + [("udf", "deviations")]
+    [("udf", reduce) for reduce in FUNCTIONS]
     + [(message, "in_order") for message in MESSAGES if message != "udf"]
     + [("copy_u", "lstm"), ("lazy", "captured")],
 )
@@ -293,27 +291,23 @@ def test_traffic(rounds: int, rematerialize: bool, partitioned: Cutter) -> None:
 
 def test_typed_messages_get_their_edges_sorted(partitioned: Cutter) -> None:
     """Layers that were told so multiply rows of a type together."""
-    path, graph = partitioned(sample("typed"), 3, "random"), to_dgl(sample("typed"))
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        linear = dgl.nn.TypedLinear(WIDTH, 4, 3).double()
 
-    def run(graph: Any, x: Tensor, kinds: Tensor) -> Tensor:
-        graph.ndata["h"], graph.edata["kind"] = x, kinds
-        graph.update_all(
-            lambda edges: {"m": linear(edges.src["h"], edges.data["kind"], sorted_by_type=True)},
-            lambda nodes: {"o": nodes.mailbox["m"].cumsum(1).square().sum(1)},
-        )
-        return graph.ndata["o"]
+    def make() -> tuple[Any, nn.Module]:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            linear = dgl.nn.TypedLinear(WIDTH, 4, 3).double()
 
-    def case(group: Any) -> tuple[Tensor, Tensor]:
-        part = Part(group, path)
-        kinds = sample("typed").edge_data[ETYPE_HOMO]["type"][part.edges]
-        return run(part.graph, whole(57, (WIDTH,), 0)[part.nodes], kinds), part.nodes
+        def run(graph: Any, x: Tensor, w: Tensor, types: Tensor) -> Tensor:
+            graph.ndata["h"], graph.edata["t"] = x, types
+            graph.update_all(
+                lambda edges: {"m": linear(edges.src["h"], edges.data["t"], sorted_by_type=True)},
+                lambda nodes: {"o": nodes.mailbox["m"].cumsum(1).square().sum(1)},
+            )
+            return graph.ndata["o"]
 
-    want = run(graph, whole(57, (WIDTH,), 0), graph.edata["type"])
-    for out, ids in run_threads(3, case):
-        assert_close(out, want[ids], "rows", torch.float64, want.detach().abs().max().item())
+        return run, linear
+
+    assert_exact(sample("typed"), make, partitioned)
 
 
 # Random numbers.
@@ -408,12 +402,8 @@ class Summed(nn.Module):
 # Warnings.
 
 
-@pytest.fixture()
-def unwarned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mailbox_op, "_warned", set())
-
-
-def test_the_halo_is_warned_of_once(partitioned: Cutter, unwarned: None) -> None:
+def test_the_halo_is_warned_of_once(partitioned: Cutter, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sar.ops.mailbox._warned", set())
     path = partitioned(mixed(), 2, "random")
 
     def summed(nodes: Any) -> dict[str, Tensor]:
@@ -564,9 +554,3 @@ def test_a_width_that_depends_on_one_in_degree(partitioned: Cutter) -> None:
     want = run(to_dgl(graph), whole(20, (3,), 0))
     for out, ids in run_threads(4, case):
         assert torch.equal(out, want[ids])
-
-
-# Several types.
-
-
-# Deviations, which are not for the matrix: float32 has no digits of them.

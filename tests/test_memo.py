@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import dgl.function as fn
-import dgl.nn as gnn
 import pytest
 import torch
 from dgl.nn.functional import edge_softmax
@@ -19,7 +18,6 @@ from torch.autograd import Function
 from torch.nn import functional as F
 
 import sar
-from sar.tracing import memo, recording, weights
 
 Step = Callable[[Any, Tensor], Tensor]
 
@@ -194,42 +192,8 @@ def test_a_weight_that_is_still_zero_hides_nothing(partitioned: Cutter) -> None:
     run_threads(1, case)  # warnings are caught for all threads at once
 
 
-LAYERS: dict[str, Callable[[], nn.Module]] = {
-    "AGNNConv": gnn.AGNNConv,
-    "DotGatConv": lambda: gnn.DotGatConv(4, 4, 2, allow_zero_in_degree=True),
-}
-
-
-@pytest.mark.parametrize("name", LAYERS)
-def test_a_second_call_finds_nothing_out(
-    name: str, partitioned: Cutter, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls: list[str] = []
-    for where, what in ((recording, "_infer"), (weights, "_found")):
-        original = getattr(where, what)
-        monkeypatch.setattr(
-            where, what, lambda *given, f=original, n=what: (calls.append(n), f(*given))[1]
-        )
-    path = partitioned(mixed(), 1, "random")
-
-    def case(group: Any) -> None:
-        part, layer = Part(group, path), LAYERS[name]().double()
-        if hasattr(layer, "_allow_zero_in_degree"):
-            layer._allow_zero_in_degree = True
-        outs, found = [], []
-        for _ in range(3):
-            calls.clear()
-            torch.manual_seed(0)
-            outs.append(layer(part.graph, rows()[part.nodes]).detach())
-            found.append(list(calls))
-        assert found[0] and not found[1] and not found[2]
-        assert torch.equal(outs[0], outs[2])
-
-    run_threads(1, case)
-
-
 def test_a_full_table_is_emptied(partitioned: Cutter, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memo, "MOST", 3)
+    monkeypatch.setattr("sar.tracing.memo.MOST", 3)
     steps_agree([(attended(0.5 + number), rows()) for number in range(4)], partitioned)
 
 

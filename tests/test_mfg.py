@@ -9,13 +9,12 @@ import pytest
 import torch
 from harness import run_threads
 from harness.covering import by_pairs
-from harness.graphs import hetero, mixed, sample, to_dgl
+from harness.graphs import GraphArrays, hetero, mixed, sample, to_dgl
 from harness.parts import Cutter, joined
 from harness.training import whole_blocks
 from torch import Tensor
 
 import sar
-from sar.partition.arrays import GraphArrays
 
 LAYERS = 3
 

@@ -183,6 +183,10 @@ def test_all_relations_at_once(op: str, partitioned: Cutter) -> None:
             graph.update_all(fn.copy_u("h", "m"), fn.mean("m", "out"))
         with pytest.raises(ValueError, match="etype: got None"):
             graph.update_all(lambda edges: {"m": edges.src["h"]}, fn.sum("m", "out"))
+        graph.update_all(*copy(op), etype="follows")
+        by_name = graph.dstnodes["user"].data["out"]
+        graph["follows"].update_all(*copy(op))
+        assert torch.equal(by_name, graph["follows"].dstdata["out"])
         assert graph["buys"].nodes["item"].data["out"] is graph.nodes["item"].data["out"]
         return {"ids": ids, "out": out, "x": {t: grad_of(rows) for t, rows in x.items()}}
 

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from harness import run_threads
 from test_train import CLASSES, WIDTH, cut, graph
-from torch import nn
 
 import sar
 from sar.__main__ import main, read_words
 from sar.cli.train import make_trainer
-from sar.comm import Group, ThreadGroup
-from sar.models.build import build_own, find_maker
-from sar.plan.probe import Work, probe_bytes
 from sar.train import ModelOptions, build_model
 
 pytest.importorskip("dgl.nn")
@@ -46,6 +42,11 @@ class Sum(torch.nn.Module):
     def forward(self, graph, x):
         return self.lin(x).sum(0)
 
+class Takes(torch.nn.Module):
+    def __init__(self, out_feats, *, width=1, **more):
+        super().__init__()
+        self.got = out_feats, width, more
+
 class Other:
     pass
 
@@ -68,21 +69,21 @@ def trained(place: Path, *words: str, size: int = 2) -> list[Any]:
     path = next((place / "parts2").glob("*.json"))
     args = read_words(["train", str(path), "--no-progress", *words])
 
-    def rank(group: Group) -> Any:
+    def rank(group: Any) -> Any:
         trainer = make_trainer(args, group, torch.device("cpu"))
         start = {name: value.clone() for name, value in trainer.model.state_dict().items()}
         return start, [record["loss"] for record in trainer.fit()]
 
-    return ThreadGroup.run(size, rank, timeout=60)
+    return run_threads(size, rank, timeout=60)
 
 
-def own_loop(place: Path, make: Callable[[], nn.Module], start: dict, epochs: int) -> list[float]:
+def own_loop(place: Path, args: dict, start: dict, epochs: int) -> list[float]:
     """As a user writes it, on two ranks."""
     path = str(next((place / "parts2").glob("*.json")))
 
-    def rank(group: Group) -> list[float]:
+    def rank(group: Any) -> list[float]:
         data = sar.load_partition_data(path, group.rank)
-        view, model, losses = sar.construct_full_graph(data), make(), []
+        view, model, losses = sar.construct_full_graph(data), built("mynet:Net", args), []
         model.load_state_dict(start)
         x, y, mask = (data.node_features[f"_N/{n}"] for n in ("feat", "label", "train_mask"))
         optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
@@ -96,7 +97,11 @@ def own_loop(place: Path, make: Callable[[], nn.Module], start: dict, epochs: in
             losses.append(loss.item())
         return losses
 
-    return ThreadGroup.run(2, rank, timeout=60)[0]
+    return run_threads(2, rank, timeout=60)[0]
+
+
+def built(name: str, args: dict) -> Any:
+    return build_model(ModelOptions(name, args=args), WIDTH, CLASSES)
 
 
 @pytest.mark.parametrize("name", ["mynet:Net", "mynet.py:Net"])
@@ -104,8 +109,7 @@ def test_the_losses_of_a_loop_of_ones_own(name: str, place: Path) -> None:
     words = ["--model", name, "--model-args", "width=8", "--model-args", "relu=false"]
     (start, losses), (other, others) = trained(place, *words, "--epochs", "4", "--mfgs", "off")
     assert losses == others and all(torch.equal(start[one], other[one]) for one in start)
-    maker = find_maker(name)
-    want = own_loop(place, lambda: maker(WIDTH, CLASSES, 8, False), start, 4)
+    want = own_loop(place, {"width": 8, "relu": False}, start, 4)
     assert losses == pytest.approx(want, abs=1e-6) and losses[-1] < losses[0]
 
 
@@ -113,32 +117,16 @@ def test_on_mini_batches(place: Path) -> None:
     words = ["--model", "mynet:Net", "--model-args", "width=8", "--epochs", "2", "--lr", "0.1"]
     sampled = [*words, "--sampled", "--fanouts", "-1,-1", "--batch-size", "500"]
     start, losses = trained(place, *sampled)[0]
-    want = own_loop(place, lambda: find_maker("mynet:Net")(WIDTH, CLASSES, 8), start, 1)
+    want = own_loop(place, {"width": 8}, start, 1)
     assert losses[0] == pytest.approx(want[0], abs=1e-5)
     with pytest.raises(ValueError, match=r"fanouts: got 3.*whose num_blocks is 2"):
         trained(place, *words, "--sampled")
 
 
-def test_is_planned(place: Path) -> None:
-    """What travels: 4 columns of the second layer, there and back; sums of the first are kept."""
-    model = ModelOptions("mynet:Net", args={"width": 8})
-    found = probe_bytes(Work(model, WIDTH, CLASSES), 1, nodes=64)
-    assert found.parameters == 2 * (6 * 8 + 8 * 4) + 8 + 4
-    assert found.summed_bytes == [16, 16] and not found.pulled_bytes
-
-
-def test_what_the_constructor_gets() -> None:
-    class Takes(nn.Module):
-        def __init__(self, out_feats, *, target_type, width=1, **more):
-            super().__init__()
-            self.got = out_feats, target_type, width, more
-
-    offered = {"in_feats": 3, "out_feats": 4, "graph": None, "target_type": "paper"}
-    globals()["Takes"] = Takes
-    assert build_own(f"{__name__}:Takes", {"width": 5}, offered).got == (4, "paper", 5, {})
-    given = build_own(f"{__name__}:Takes", {"out_feats": 7, "x": 1}, offered)
-    assert given.got == (7, "paper", 1, {"x": 1})  # what the user says counts
-    del globals()["Takes"]
+def test_what_the_constructor_gets(place: Path) -> None:
+    assert built("mynet:Takes", {"width": 5}).got == (CLASSES, 5, {})
+    got = built("mynet:Takes", {"out_feats": 7, "x": 1}).got  # what the user says counts
+    assert got == (7, 1, {"x": 1})
 
 
 @pytest.mark.parametrize(
@@ -176,7 +164,7 @@ def test_told_before_a_rank_starts(
 def test_told_by_the_ranks(name: str, args: dict, text: str, place: Path) -> None:
     (place / "broken.py").write_text("1 / 0\n")
     with pytest.raises(ValueError, match=text):
-        build_model(ModelOptions(name, args=args), WIDTH, CLASSES)
+        built(name, args)
 
 
 def test_a_result_of_the_wrong_shape(place: Path) -> None:

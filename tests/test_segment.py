@@ -75,33 +75,6 @@ def test_every_kind_of_number(
     assert torch.equal(won, grad[torch.tensor(row, dtype=torch.long)] * mine)
 
 
-@pytest.mark.parametrize("largest", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_wide_rows_in_threads(dtype: torch.dtype, largest: bool, threads: int) -> None:
-    """Enough numbers for several threads; columns of a wider tensor, or one number for all."""
-    generator = torch.Generator().manual_seed(0)
-    values = torch.randn(4000, 130, generator=generator, dtype=dtype)
-    row = torch.randint(40, (4000,), generator=generator, dtype=torch.int32)
-    position = torch.randperm(4000, generator=generator).int()
-    how = "amax" if largest else "amin"
-    for some in (values, values[:, 30:], values.t().contiguous().t(), values[:, :1].expand(-1, 7)):
-        reducer = reduced(row, position, some, 41, largest, [1000, 1001])
-        slot = row.long().unsqueeze(1).expand_as(some)
-        want = some.new_zeros(41, some.shape[1]).scatter_reduce_(
-            0, slot, some, how, include_self=False
-        )
-        assert torch.equal(reducer.result(), want)
-        by_position = torch.empty_like(some, memory_format=torch.contiguous_format)
-        by_position[position.long()] = some
-        found = by_position.gather(0, reducer.edge[:40].long())
-        assert torch.equal(found, want[:40])
-        grad = torch.randn(41, some.shape[1], generator=generator, dtype=dtype)
-        for one in (grad, grad.t().contiguous().t(), grad[:, :1].expand_as(grad)):
-            won = winners_only(reducer.edge, one, row, position)
-            same = reducer.edge[row.long()] == position.unsqueeze(1)
-            assert torch.equal(won, one[row.long()] * same)
-
-
 @pytest.mark.parametrize("compact", [False, True])
 @pytest.mark.parametrize("width", [1, 5, 130])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)

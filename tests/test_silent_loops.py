@@ -544,22 +544,6 @@ def test_looking_costs_six_collectives_in_fifty_steps(path: str) -> None:
         assert [counts[step - 1] - usual for step in more[2:]] == [1] * len(more[2:])
 
 
-def test_a_hook_is_there_for_one_step_alone(path: str) -> None:
-    def case(group: Group) -> list[int]:
-        model, hooks = nn.Linear(2, 2), []
-        sar.sync_params(model)
-        for _ in range(10):
-            model(torch.ones(1, 2)).sum().backward()
-            sar.gather_grads(model)
-            model.zero_grad()
-            hooks.append(sum(len(p._backward_hooks or ()) for p in model.parameters()))
-        return hooks
-
-    with warnings.catch_warnings(record=True):
-        warnings.simplefilter("always")
-        assert run_threads(2, case) == [[1, 0, 1, 0, 0, 0, 1, 0, 0, 0]] * 2
-
-
 # ---------------------------------------------------------------- the end of a group
 
 

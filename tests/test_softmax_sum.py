@@ -3,7 +3,7 @@ everywhere."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import dgl
@@ -11,20 +11,22 @@ import dgl.function as fn
 import pytest
 import torch
 from dgl.nn.functional import edge_softmax
-from harness import run_threads
 from harness.compare import assert_gradients_close
-from harness.graphs import looped, mixed, to_dgl
+from harness.graphs import looped, mixed
 from harness.parts import Cutter
+from test_edge_inputs import assert_exact, on_ranks, reference
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-import sar
-from sar.partition.arrays import GraphArrays
 from sar.tracing import reducing
-from sar.tracing.lazy import EdgeTensor
 
 HEADS, WIDTH = 3, 2
-Step = Callable[[Any, Tensor, Tensor], Tensor]  # (graph, x, edge weights) -> rows
+Step = Callable[..., Tensor]  # of a graph, rows, edge weights (and edge types)
+BLOCKS = {"block_bytes": 2048}
+
+
+def made_of(step: Step) -> Callable[[], tuple[Step, None]]:
+    return lambda: (step, None)
 
 
 def prepare(graph: Any, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -42,7 +44,7 @@ def prepare(graph: Any, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def summed(message: Callable, reduce: Callable = fn.sum) -> Step:
     """Messages made of the weights a, values v, scores z, edge weights w, and other weights b."""
 
-    def step(graph: Any, x: Tensor, w: Tensor) -> Tensor:
+    def step(graph: Any, x: Tensor, w: Tensor, _: Any = None) -> Tensor:
         a, v, z = prepare(graph, x, w)
         names = message.__code__.co_varnames[: message.__code__.co_argcount]
         given = {"a": a, "v": v, "z": z, "w": graph.edata["w"].view(-1, 1, 1)}
@@ -59,7 +61,7 @@ def summed(message: Callable, reduce: Callable = fn.sum) -> Step:
 def by_function(message: Callable) -> Step:
     """The same in a function of the user's own."""
 
-    def step(graph: Any, x: Tensor, w: Tensor) -> Tensor:
+    def step(graph: Any, x: Tensor, w: Tensor, _: Any = None) -> Tensor:
         graph.edata["a"] = prepare(graph, x, w)[0]
 
         def of_edges(edges: Any) -> dict[str, Tensor]:
@@ -71,7 +73,7 @@ def by_function(message: Callable) -> Step:
     return step
 
 
-def of_ops(graph: Any, x: Tensor, w: Tensor) -> Tensor:
+def of_ops(graph: Any, x: Tensor, w: Tensor, _: Any = None) -> Tensor:
     return dgl.ops.u_mul_e_sum(graph, x.reshape(len(x), HEADS, WIDTH), prepare(graph, x, w)[0])
 
 
@@ -120,7 +122,7 @@ def streamed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
     seen: list[bool] = []
     original = reducing.weighted_by
 
-    def spy(messages: EdgeTensor) -> Any:
+    def spy(messages: Any) -> Any:
         found = original(messages)
         seen.append(found is not None)
         return found
@@ -130,63 +132,13 @@ def streamed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
     yield seen
 
 
-def gradients(step: Step, graph: Any, x: Tensor, w: Tensor, ids: Tensor) -> dict[str, Tensor]:
-    x, w = x.clone().requires_grad_(), w.clone().requires_grad_()
-    out = step(graph, x, w)
-    wave = torch.sin(ids.to(x.dtype) + 1).view(-1, *[1] * (out.dim() - 1))
-    ((out + out.detach() ** 2) * wave).sum().backward()
-    dw = torch.zeros_like(w) if w.grad is None else w.grad  # not every layer reads it
-    return {"out": out.detach(), "x": x.grad, "w": dw}
-
-
-def columns(data: Any, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Features, edge weights, original ids of nodes and of edges."""
-    prefix = next(iter(data.edge_features)).rsplit("/", 1)[0]
-    nodes, edges = data.node_features, data.edge_features
-    x, w = nodes["_N/feat"].to(dtype), edges[f"{prefix}/weight"].to(dtype)
-    return x, w, nodes["_N/orig_id"], edges[f"{prefix}/orig_eid"]
-
-
-def on_ranks(
-    path: str, size: int, step: Step | Sequence[Step], prepared: Callable = lambda group: None,
-    *, dtype: torch.dtype = torch.float64, **policy: Any,
-) -> dict[str, Tensor]:  # fmt: skip
-    """Results and gradients in original order; ``step`` may be one for each rank."""
-
-    def case(group: Any) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-        data = sar.load_dgl_partition_data(path, group.rank, "cpu")
-        x, w, ids, eids = columns(data, dtype)
-        graph = sar.construct_full_graph(data, sar.Policy(block_bytes=2048, **policy))
-        prepared(group)
-        own = step if callable(step) else step[group.rank]
-        return gradients(own, graph, x, w, ids), ids, eids
-
-    ranks = run_threads(size, case)
-    joined = {}
-    for key in ("out", "x", "w"):
-        values = torch.cat([rank[0][key] for rank in ranks])
-        order = torch.cat([rank[2 if key == "w" else 1] for rank in ranks])
-        joined[key] = torch.empty_like(values).index_copy_(0, order, values)
-    return joined
-
-
-def reference(
-    step: Step, arrays: GraphArrays | None = None, dtype: torch.dtype = torch.float64
-) -> dict[str, Tensor]:
-    graph = to_dgl(arrays or mixed())
-    x, w = graph.ndata["feat"].to(dtype), graph.edata["weight"].to(dtype)
-    return gradients(step, graph, x, w, torch.arange(len(x)))
-
-
 @pytest.mark.parametrize("name", [*STREAMED, *SLOW])
 def test_linear_messages_are_streamed_once_and_all_equal_dgl(
     name: str, partitioned: Cutter, streamed: list
 ) -> None:
     linear = name in STREAMED
-    step = (STREAMED | SLOW)[name]
-    got = on_ranks(partitioned(mixed(), 3, "random"), 3, step)
+    assert_exact(mixed(), made_of((STREAMED | SLOW)[name]), partitioned, (3,), **BLOCKS)
     assert streamed == ([] if name == "maximum" else [linear] * 3)
-    assert_gradients_close(got, reference(step), torch.float64, name)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
@@ -196,10 +148,10 @@ def test_linear_messages_are_streamed_once_and_all_equal_dgl(
 def test_any_ranks_rounds_and_cut(size: int, policy: dict, partitioned: Cutter) -> None:
     if policy.get("rounds", 1) >= max(2, size):
         pytest.skip("fewer ranks than rounds")
-    step = STREAMED["weighted"]
+    make = made_of(STREAMED["weighted"])
     for cut in ("random", "metis"):
-        got = on_ranks(partitioned(mixed(), size, cut), size, step, **policy)
-        assert_gradients_close(got, reference(step), torch.float64, cut)
+        got = on_ranks(partitioned(mixed(), size, cut), size, make, **BLOCKS, **policy)
+        assert_gradients_close(got, reference(mixed(), *make()), torch.float64, cut)
 
 
 class OfEdges(nn.Module):
@@ -210,83 +162,68 @@ class OfEdges(nn.Module):
         self.conv = conv
 
     def forward(self, graph: Any, x: Tensor, w: Tensor) -> Tensor:
+        if isinstance(self.conv, dgl.nn.AGNNConv):
+            return self.conv(graph, x)
         if isinstance(self.conv, dgl.nn.GATConv):
             return self.conv(graph, x, edge_weight=w)
         rows = self.conv(graph, x, w.view(-1, 1))
         return rows[0] if isinstance(self.conv, dgl.nn.EGATConv) else rows
 
 
-class AGNN(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = dgl.nn.AGNNConv(1.5, allow_zero_in_degree=True)
-
-    def forward(self, graph: Any, x: Tensor, w: Tensor) -> Tensor:
-        return self.conv(graph, x)
-
-
 ZERO = {"allow_zero_in_degree": True}
 LAYERS: dict[str, Callable[[], nn.Module]] = {
-    "AGNNConv": AGNN,
+    "AGNNConv": lambda: OfEdges(dgl.nn.AGNNConv(1.5, **ZERO)),
     "GATConv": lambda: OfEdges(dgl.nn.GATConv(6, WIDTH, HEADS, residual=True, **ZERO)),
     "EGATConv": lambda: OfEdges(dgl.nn.EGATConv(6, 1, WIDTH, 4, HEADS)),
 }
 
 
-def built(name: str) -> nn.Module:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return LAYERS[name]().double()
-
-
-def counting(sent: list[list[int]]) -> Callable[[Any], None]:
+def counted(step: Step, sent: list[list[int]]) -> Step:
     """Notes in ``sent[rank]`` how many numbers each exchange of rows sends."""
 
-    def prepare(group: Any) -> None:
-        exchange = group.exchange
+    def counting(graph: Any, *given: Any) -> Tensor:
+        if not isinstance(graph, dgl.DGLGraph):
+            exchange, mine = graph.group.exchange, sent[graph.group.rank]
 
-        def noted(recv: Tensor, send: Tensor, *counts: Any) -> Any:
-            sent[group.rank].append(send.numel())
-            return exchange(recv, send, *counts)
+            def noted(recv: Tensor, send: Tensor, *counts: Any) -> Any:
+                mine.append(send.numel())
+                return exchange(recv, send, *counts)
 
-        group.exchange = noted
+            graph.group.exchange = noted
+        return step(graph, *given)
 
-    return prepare
+    return counting
 
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_layers_stream_their_rows_three_times(name: str, partitioned: Cutter) -> None:
     """Once in forward; in backward rows again and gradients home. Equal to DGL, too."""
-    modules, sent = [built(name) for _ in range(2)], [[], []]
-    arrays, whole = looped() if name == "EGATConv" else mixed(), built(name)
-    got = on_ranks(partitioned(arrays, 2, "random"), 2, modules, counting(sent), rounds=1)
-    want = reference(whole, arrays)
-    for key, parameter in whole.named_parameters():
-        got[key] = sum(dict(module.named_parameters())[key].grad for module in modules)
-        want[key] = parameter.grad
-    assert_gradients_close(got, want, torch.float64)
+    sent: list[list[int]] = [[], []]
+
+    def make() -> tuple[Step, nn.Module]:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            module = LAYERS[name]().double()
+        return counted(lambda graph, x, w, _: module(graph, x, w), sent), module
+
+    arrays = looped() if name == "EGATConv" else mixed()
+    assert_exact(arrays, make, partitioned, (2,), rounds=1, **BLOCKS)
     rows, again, home = torch.tensor(sent).sum(0).tolist()  # three of each rank
     assert rows == again == home
 
 
-def masked(threshold: float, change: Callable = lambda out: out) -> Step:
-    """Scores of -inf where an edge weighs less than ``threshold``; weights are 0.5 to 1.5."""
+def test_a_result_that_is_written_into(partitioned: Cutter, streamed: list) -> None:
+    """Among its scores are some of -inf."""
 
-    def step(graph: Any, x: Tensor, w: Tensor) -> Tensor:
+    def step(graph: Any, x: Tensor, w: Tensor, _: Any = None) -> Tensor:
         _, v, z = prepare(graph, x, w)
-        low = graph.edata["w"].view(-1, 1, 1) < threshold
+        low = graph.edata["w"].view(-1, 1, 1) < 0.6  # weights are 0.5 to 1.5
         graph.edata["m"] = v * edge_softmax(graph, z.masked_fill(low, -torch.inf))
         graph.update_all(fn.copy_e("m", "m"), fn.sum("m", "out"))
-        return change(graph.dstdata["out"])
+        return F.relu_(graph.dstdata["out"])
 
-    return step
-
-
-def test_a_result_that_is_written_into(partitioned: Cutter, streamed: list) -> None:
-    step = masked(0.6, F.relu_)
-    got = on_ranks(partitioned(mixed(), 3, "random"), 3, step)
+    assert_exact(mixed(), made_of(step), partitioned, (3,), **BLOCKS)
     assert all(streamed)
-    assert_gradients_close(got, reference(step), torch.float64)
 
 
 @pytest.mark.parametrize(
@@ -297,7 +234,7 @@ def test_what_backward_fetches(
 ) -> None:
     """Rows again only where the gradient of a weight asks for them; never for a normalizer."""
 
-    def step(graph: Any, x: Tensor, w: Tensor) -> Tensor:
+    def step(graph: Any, x: Tensor, w: Tensor, _: Any = None) -> Tensor:
         graph.srcdata["v"], graph.edata["w"] = x, w.view(-1, 1) * 3
         z = {"given": lambda: graph.edata["w"].detach(), "learned": lambda: graph.edata["w"]}
         one = (w * 0).sum() + 1  # captured, with a gradient
@@ -308,10 +245,10 @@ def test_what_backward_fetches(
             graph.apply_edges(lambda edges: {"z": edges.data["given"] * one})
         graph.edata["a"] = edge_softmax(graph, z.get(scores, lambda: graph.edata["z"])())
         graph.update_all(fn.u_mul_e("v", "a", "m"), fn.sum("m", "out"))
-        return graph.dstdata["out"]
+        return graph.dstdata["out"] + (w * 0).sum()
 
     sent: list[list[int]] = [[], []]
-    got = on_ranks(partitioned(mixed(), 2, "random"), 2, step, counting(sent), rounds=1)
+    make = made_of(counted(step, sent))
+    assert_exact(mixed(), make, partitioned, (2,), rounds=1, **BLOCKS)
     assert streamed == [True] * 2
     assert [len(one) for one in sent] == [streams] * 2
-    assert_gradients_close(got, reference(step), torch.float64)

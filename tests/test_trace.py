@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 from harness import COLLECTIVE_TIMEOUT, WorkerPool, run_threads
+from harness.graphs import mixed
+from harness.parts import Cutter
 from torch import nn
 
 import sar
 from sar.comm import Group
-from sar.partition.sources.generate import community_graph
-from sar.partition.write import write_partitions
 
 RANKS = 3
 
@@ -38,10 +38,9 @@ class Model(nn.Module):
         return self.second(graph, self.first(graph, x).relu())
 
 
-@pytest.fixture(scope="module")
-def parts(tmp_path_factory: pytest.TempPathFactory) -> str:
-    graph, folder = community_graph(200, 1200), tmp_path_factory.mktemp("trace")
-    return write_partitions(graph, torch.arange(200) % RANKS, folder / "parts")
+@pytest.fixture
+def parts(partitioned: Cutter) -> str:
+    return partitioned(mixed(200), RANKS)
 
 
 def case(group: Group, parts: str, file: str) -> dict[str, Any]:

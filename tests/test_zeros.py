@@ -21,7 +21,6 @@ from torch import Tensor, nn
 
 import sar
 from sar.kernels import nonzero
-from sar.stream.zeros import drops_zeros
 
 WIDTH = 37  # more than a word of float32 has bits
 WORDS = {torch.float32: torch.int32, torch.float64: torch.int64}
@@ -169,62 +168,7 @@ def test_results_equal_those_of_dgl(kind: str, partitioned: Cutter) -> None:
             assert_close(sum(part[2][name] for part in found), p.grad, name, dtype)
 
 
-def case_bytes(group: Any, path: str, x: Tensor) -> tuple[int, int]:
-    part = Part(group, path, sar.Policy(1, zeros="skip", exchange="pull"))
-    x = part.node_rows(x.clamp(min=0))
-    for _ in range(2):
-        start = group.counters.sent_bytes
-        part.graph.aggregate(sar.nn.relu(x), "sum").sum().backward()
-    plan = part.graph._relation(None).plan
-    rows = [plan.rows_for(peer).long() for peer in range(group.size) if peer != group.rank]
-    fetched = [int((x[idx] != 0).sum()) for idx in rows]
-    return group.counters.sent_bytes - start, sum(len(idx) for idx in rows), sum(fetched)
-
-
-def test_a_number_travels_twice_and_a_zero_only_as_a_bit(partitioned: Cutter) -> None:
-    size, x = 4, torch.randn(mixed().total_nodes, WIDTH, dtype=torch.float64)
-    found = run_threads(size, case_bytes, partitioned(mixed(), size, "random"), x)
-    counts, slack = 8 * (size - 1), 8 * (size - 1)  # int64 from each to each; a number a message
-    sent = sum(sent for sent, _, _ in found)
-    expected = sum(8 * rows + 2 * 8 * numbers for _, rows, numbers in found)  # a word, the numbers
-    assert sent == expected + size * (counts + 2 * slack)
-
-
 POLICY = sar.Policy(zeros="skip")
-
-
-def relu_rows() -> Tensor:
-    return sar.nn.relu(torch.randn(4, 3, requires_grad=True))
-
-
-def hooked(x: Tensor) -> Tensor:
-    x.register_hook(lambda grad: grad)
-    return x
-
-
-def retained(x: Tensor) -> Tensor:
-    x.retain_grad()
-    return x
-
-
-@pytest.mark.parametrize(
-    ("rows", "drops"),
-    [
-        (relu_rows(), True),
-        (relu_rows().view(2, 6), False),
-        (relu_rows() * torch.rand(4, 1), False),
-        (relu_rows().detach() + 1, False),
-        (relu_rows().mul_(2), False),
-        (torch.zeros(4, 3, requires_grad=True), False),
-        (torch.randn(4, 3, requires_grad=True).relu(), False),  # torch's does not say so
-        (hooked(relu_rows()), False),
-        (retained(relu_rows()), False),
-    ],
-)
-def test_whose_gradients_travel_without_zeros(rows: Tensor, drops: bool) -> None:
-    assert drops_zeros(rows) is drops
-    with torch.no_grad():
-        assert not drops_zeros(rows)
 
 
 Change = Callable[[Tensor], Tensor]
