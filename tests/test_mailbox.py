@@ -537,20 +537,11 @@ def test_a_width_that_depends_on_one_in_degree(partitioned: Cutter) -> None:
     rng = np.random.default_rng(0)
     graph = homogeneous("five", 20, rng.integers(0, 20, 100), np.repeat(np.arange(20), 5))
 
-    def run(graph: Any, x: Tensor) -> Tensor:
+    def run(graph: Any, x: Tensor, w: Tensor, _: Tensor) -> Tensor:
         graph.ndata["h"] = x
         graph.update_all(
-            fn.copy_u("h", "m"),
-            lambda nodes: {"o": torch.cat([nodes.mailbox["m"].topk(4, 1)[0].flatten(1)], 1)},
+            fn.copy_u("h", "m"), lambda nodes: {"o": nodes.mailbox["m"].topk(4, 1)[0].flatten(1)}
         )
         return graph.ndata["o"]
 
-    path = partitioned(graph, 4, "adversarial")
-
-    def case(group: Any) -> tuple[Tensor, Tensor]:
-        part = Part(group, path)
-        return run(part.graph, whole(20, (3,), 0)[part.nodes]), part.nodes
-
-    want = run(to_dgl(graph), whole(20, (3,), 0))
-    for out, ids in run_threads(4, case):
-        assert torch.equal(out, want[ids])
+    assert_exact(graph, lambda: (run, None), partitioned, (1, 4))

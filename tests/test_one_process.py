@@ -93,11 +93,20 @@ def top_level(_: Any = None) -> None:
         ((top_level, 0), ValueError, "nproc: got 0, expected 1 or more"),
         ((top_level, 10**6), ValueError, "nproc: got 1000000, expected at most .* 64 for each"),
         ((top_level, 2, "abc"), TypeError, "args: got str, expected a tuple"),
+        ({"threads": 0}, ValueError, "threads: got 0, expected 1 or more"),
+        ({"threads": "a"}, TypeError, "threads: got str, expected an int or None"),
+        ({"timeout": -1}, ValueError, "timeout: got -1, expected seconds, more than 0"),
+        ({"timeout": float("nan")}, ValueError, "timeout: got nan, expected seconds"),
+        ({"timeout": "5"}, TypeError, "timeout: got str, expected seconds"),
+        ({"allocator": "x"}, ValueError, "allocator: got 'x', expected one of system"),
     ],
 )
-def test_bad_arguments(arguments: tuple, error: type, match: str) -> None:
+def test_bad_arguments(arguments: tuple | dict, error: type, match: str) -> None:
     with pytest.raises(error, match=match):
-        sar.launch(*arguments)
+        if isinstance(arguments, dict):
+            sar.launch(top_level, 1, **arguments)
+        else:
+            sar.launch(*arguments)
 
 
 def test_what_a_notebook_defines_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,23 +118,6 @@ def test_what_a_notebook_defines_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
     for arguments in ((function, 2), (top_level, 2, (function,))):
         with pytest.raises(TypeError, match="a notebook or an interactive session.*%%writefile"):
             sar.launch(*arguments)
-    with pytest.raises(ValueError, match="allocator: got 'x', expected one of system"):
-        sar.launch(top_level, 2, allocator="x")
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "match"),
-    [
-        ({"threads": 0}, ValueError, "threads: got 0, expected 1 or more"),
-        ({"threads": "a"}, TypeError, "threads: got str, expected an int or None"),
-        ({"timeout": -1}, ValueError, "timeout: got -1, expected seconds, more than 0"),
-        ({"timeout": float("nan")}, ValueError, "timeout: got nan, expected seconds"),
-        ({"timeout": "5"}, TypeError, "timeout: got str, expected seconds"),
-    ],
-)
-def test_bad_options(options: dict[str, Any], error: type, match: str) -> None:
-    with pytest.raises(error, match=match):
-        sar.launch(top_level, 1, **options)
 
 
 def test_a_main_that_leaves(tmp_path: Path) -> None:
