@@ -18,7 +18,9 @@ from torch import Tensor, nn
 import sar
 from sar import registry
 from sar.comm import Group, LocalGroup, ThreadGroup
+from sar.models import LAYERS as own
 from sar.models import (
+    Adapter,
     Call,
     GATConv,
     GINConv,
@@ -27,6 +29,7 @@ from sar.models import (
     SAGEConv,
     SampledBlock,
     build_model,
+    fingerprint,
     read_call,
 )
 from sar.train.checkpoint import load_model
@@ -303,3 +306,31 @@ def test_a_checkpoint_with_the_names_of_before(tmp_path: Path) -> None:
     for config in ({"model": "mine:Net"}, {}):
         with pytest.raises(ValueError, match="the checkpoint is of another model"):
             load_model(model, content | {"config": config})
+
+
+def test_a_class_of_ones_own_is_computed_by_its_adapter(partitioned: Cutter) -> None:
+    class Doubled(nn.Module):
+        def forward(self, graph: Any, x: Tensor) -> Tensor:
+            return 2 * graph.aggregate(x, "sum")
+
+    def bind(layer: Any, graph: Any, inputs: Any) -> Any:
+        if not inputs["x"].requires_grad:
+            return "rows ask for no gradient"
+        return lambda: 2 * graph.aggregate(inputs["x"], "sum") + 0.5
+
+    code = {"forward": (fingerprint(Doubled.forward),)}
+    own.add(Doubled, Adapter(bind, code))
+    with pytest.raises(ValueError, match="Doubled, which has an adapter"):
+        own.add(Doubled, Adapter(bind, code))
+    path = partitioned(community(NODES, 300), 2, "random")
+
+    def case(group: Group) -> None:
+        graph = sar.construct_full_graph(sar.load_partition_data(path, group.rank))
+        x = torch.rand(graph.num_nodes(), WIDTH)
+        layer = sar.optimize(Doubled())
+        fused, plain = layer(graph, x.clone().requires_grad_()), layer(graph, x)
+        assert torch.equal(fused, plain + 0.5)
+        with pytest.raises(sar.NotSupportedError, match="rows ask for no gradient"):
+            sar.optimize(layer, strict=True)(graph, x)
+
+    ThreadGroup.run(2, case)

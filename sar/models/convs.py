@@ -30,6 +30,7 @@ from sar.models.choice import (
     inputs_reason,
     may_donate,
     options_of,
+    standing,
 )
 from sar.models.known import Layers
 from sar.ops.aggregate import check_reduction
@@ -245,10 +246,29 @@ _GAT = Adapter(_binds(_gat, "attend", torch.bfloat16), {}, _agree_gat)
 
 
 class OwnLayers(Layers):
-    """The layers of this module; see :class:`sar.models.known.Layers`."""
+    """The layers of this module, and classes of users; see :class:`sar.models.known.Layers`."""
+
+    def __init__(self) -> None:
+        self._added: dict[type, Adapter] = {}
+
+    def add(self, kind: type[nn.Module], adapter: Adapter, graph: int = 0, rows: int = 1) -> None:
+        """From now on let an adapter compute a class of your own on sharded graphs.
+
+        Args:
+            graph, rows: places of the graph and of the rows of sources among the arguments of
+                ``kind.forward``, from 0 without ``self``.
+
+        Raises:
+            ValueError: the class has an adapter.
+        """
+        if kind in self.adapters():
+            raise ValueError(f"kind: got {kind.__name__}, which has an adapter; expected another")
+        self._added[kind] = adapter
+        kind.forward = standing(kind.forward, adapter, graph=graph, rows=rows)  # type: ignore[method-assign]
 
     def adapters(self) -> Mapping[type, Adapter]:
-        return {SAGEConv: _SAGE, GraphConv: _GCN, GINConv: _GIN, GATConv: _GAT}
+        own = {SAGEConv: _SAGE, GraphConv: _GCN, GINConv: _GIN, GATConv: _GAT}
+        return own | self._added
 
 
 LAYERS = OwnLayers()
