@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,6 +22,7 @@ from test_launch import environment
 from test_start import free_port
 
 from sar.comm.paced import Message, Paced
+from sar.errors import CommError
 from sar.stream import plan as halo
 
 
@@ -165,3 +168,33 @@ def test_large_is_a_matter_of_the_busiest_rank_and_alike_on_all() -> None:
         return [width >= plan.large_row_bytes for width in (halo.LARGE - 1, halo.LARGE)]
 
     assert run_threads(4, case) == [[False, True]] * 4
+
+
+def case_killed(group: Any) -> str:
+    """Rank 1 dies while large steps are under way and queued."""
+    wanted = [torch.arange(0) if p == group.rank else torch.arange(5000) for p in range(group.size)]
+    with mock.patch.object(halo, "LARGE", 0):
+        plan = halo.build_halo_plan(group, wanted, 5000)
+        stream = halo_stream(plan)
+        if group.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        try:
+            for _ in range(2):
+                list(stream)
+                stream = halo_stream(plan)
+        except CommError as error:
+            return str(error)
+    return "nothing"
+
+
+def halo_stream(plan: halo.HaloPlan) -> Any:
+    from sar.stream import fetch
+
+    return fetch(plan, torch.ones(5000, 64), plan.rounds(1))
+
+
+def test_a_rank_killed_between_steps_ends_the_others(sockets: WorkerPool) -> None:
+    results = sockets.run(4, case_killed, timeout=30.0, may_die={1})
+    assert results[1] is None
+    for rank in (0, 2, 3):
+        assert f"rank {rank}" in results[rank] and "another rank" in results[rank]

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from harness.nursery import Child, Nursery
@@ -118,16 +119,19 @@ except CommError as error:
 """
 
 
+def join(hosts: Hosts, rank: int, after: str, before: str = "") -> subprocess.Popen[str]:
+    """A rank on a host of its own, which joins the other."""
+    own = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_PORT": "29500", **hosts.environment()}
+    code = before + MEETING.format(after=after, limit=LIMIT)
+    words = [*hosts.command(rank), sys.executable, "-c", code]
+    pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(words, env=environment(**own), text=True, **pipes)
+
+
 @pytest.mark.system
 def test_ranks_of_several_hosts_listen_on_the_network_that_joins_them(two_hosts: Hosts) -> None:
-    """A rank on each host joins the others by itself."""
-    code = MEETING.format(after="print('met', flush=True); time.sleep(60)", limit=LIMIT)
-    own, ranks = {"WORLD_SIZE": "2", "MASTER_PORT": "29500", **two_hosts.environment()}, []
+    ranks = [join(two_hosts, rank, "print('met', flush=True); time.sleep(60)") for rank in range(2)]
     try:
-        for rank in range(2):
-            command = [*two_hosts.command(rank), sys.executable, "-c", code]
-            given = environment(**own, RANK=str(rank))
-            ranks.append(subprocess.Popen(command, env=given, text=True, stdout=subprocess.PIPE))
         for host, rank in enumerate(ranks):
             assert rank.stdout is not None and rank.stdout.readline() == "met\n"
             found = listening(two_hosts.command(host))
@@ -136,6 +140,31 @@ def test_ranks_of_several_hosts_listen_on_the_network_that_joins_them(two_hosts:
     finally:
         for rank in ranks:
             end(rank)
+
+
+CUT = """
+import subprocess
+from sar.comm import process
+def cut(*words, new_group=process.dist.new_group, **more):
+    subprocess.run(["ip", "link", "set", "eth0", "down"], check=True)
+    return new_group(*words, **more)
+process.dist.new_group = cut
+"""
+
+
+@pytest.mark.system
+def test_a_network_that_goes_away_while_ranks_meet(two_hosts: Hosts) -> None:
+    try:
+        ranks = [join(two_hosts, rank, "sar.shutdown()", CUT if rank else "") for rank in range(2)]
+        for number, rank in enumerate(ranks):
+            out, errors = rank.communicate(timeout=60)
+            seconds, error = out.splitlines()[:2]
+            assert float(seconds.split()[1]) < LIMIT + SLACK, out
+            assert f"rank {number} of 2: could not meet the other ranks" in error
+            assert "did not answer" in error
+            assert rank.returncode == 1 and "CommError" in errors
+    finally:
+        subprocess.run([*two_hosts.command(1), "ip", "link", "set", "eth0", "up"], check=True)
 
 
 # ---------------------------------------------------------------- meeting in vain
