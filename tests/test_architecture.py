@@ -679,3 +679,20 @@ def test_version_and_requirements_agree() -> None:
     pinned = names.findall((ROOT / "constraints.txt").read_text())
     assert set(names.findall((ROOT / "requirements.txt").read_text())) <= set(pinned)
     assert "torch==2.13.0" in (ROOT / "constraints.txt").read_text()
+
+
+# Lines and files, which work that adds an ability raises by what that is worth.
+CEILINGS = {
+    "sar": (49_200, 290),
+    "sar/partition": (10_000, 52),
+    "tests": (37_000, 175),
+    "benchmarks": (6_500, 60),
+}
+
+
+@pytest.mark.parametrize("folder", CEILINGS)
+def test_the_house_stays_light(folder: str) -> None:
+    files = sorted((ROOT / folder).rglob("*.py"))
+    lines = sum(len(path.read_text().splitlines()) for path in files)
+    most_lines, most_files = CEILINGS[folder]
+    assert lines <= most_lines and len(files) <= most_files, (lines, len(files))

@@ -334,3 +334,14 @@ def test_a_class_of_ones_own_is_computed_by_its_adapter(partitioned: Cutter) -> 
             sar.optimize(layer, strict=True)(graph, x)
 
     ThreadGroup.run(2, case)
+
+
+def test_a_model_gets_the_graph_of_its_front_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    def arguments(names: Any, graph: Any, features: Any) -> list[Any]:
+        return [{"graph": ("seen as theirs", graph), "x": features}[name] for name in names]
+
+    theirs = SimpleNamespace(BLOCKS=None, LAYERS=own, arguments=arguments)
+    monkeypatch.setitem(registry._ENTRIES, "theirs", (theirs, None))
+    x = torch.rand(3)
+    got = Call(front_end="theirs")(lambda *given: given, "graph", x)  # type: ignore[arg-type]
+    assert got[0] == ("seen as theirs", "graph") and got[1] is x

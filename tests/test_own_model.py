@@ -170,3 +170,13 @@ def test_told_by_the_ranks(name: str, args: dict, text: str, place: Path) -> Non
 def test_a_result_of_the_wrong_shape(place: Path) -> None:
     with pytest.raises(ValueError, match=r"forward of mynet:Sum gave \[2\], expected \[\d+, 4\]"):
         trained(place, "--model", "mynet:Sum")
+
+
+def test_explained_as_it_is_called(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (place / "turned.py").write_text(
+        SOURCE.replace("forward(self, graph, x)", "forward(self, x, graph)")
+    )
+    path = next((place / "parts2").glob("*.json"))
+    words = ["--model", "turned:Net", "--call", "x,graph", "--model-args", "width=4"]
+    assert main(["train", str(path), "--epochs", "1", "--explain", *words]) == 0
+    assert "first   SAGEConv" in capfd.readouterr().out

@@ -277,10 +277,9 @@ def told_config(
 def _explain(trainer: Trainer) -> None:
     given, data = trainer.blocks, trainer.data
     trainer.model.train()
-    if given is None:
-        explanation = sar.explain(trainer.model, trainer.graph, data.features)
-    else:
-        explanation = sar.explain(trainer.model, given.graphs, given.features)
+    whole = (trainer.graph, data.features) if given is None else (given.graphs, given.features)
+    args, named = trainer.call.arguments(*whole)
+    explanation = sar.explain(trainer.model, *args, **named)
     data.release()
     if trainer.group.rank == 0:
         print(explanation)

@@ -56,8 +56,6 @@ class Call:
         return found[:count], dict(zip(keywords, found[count:], strict=True))
 
     def __call__(self, model: nn.Module, given: Any, features: Any) -> Any:
-        if self.places == _GRAPH and not self.named:
-            return model(given, features)
         args, named = self.arguments(given, features)
         return model(*args, **named)
 
