@@ -11,6 +11,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from sar import registry
 from sar.comm import Group, check_joined, current_group
 from sar.config import CONSTANT_INPUTS, Policy, current_policy
 from sar.edges import AnyRelation, build_relation
@@ -98,8 +99,11 @@ def _digest(data: PartitionData) -> Tensor:
 def structure_of(data: PartitionData, policy: Policy | None) -> Structure:
     """All nodes of this rank's part and the edges that end in them; collective.
 
+    Front ends in use put their patches in place.
+
     Raises what ``construct_full_graph`` of a front end says.
     """
+    registry.install()
     group = current_group()
     agree_data(data, group, policy)
     rows = {ntype: torch.arange(data.num_nodes(ntype)) for ntype in data.book.ntypes}
