@@ -80,6 +80,7 @@ def test_gradients_that_have_a_graph_are_summed(processes: WorkerPool) -> None:
 
 
 def sums_with_graph(group: Group) -> list[float]:
+    torch.manual_seed(0)  # processes have run other tests, not all the same
     model, found = nn.Linear(1, 1, bias=False), []
     for _ in range(3):
         model.weight.grad = torch.full((1, 1), group.rank + 1.0, requires_grad=True) * 1
