@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from benchmarks.registry import Options
-
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # tasks also read graphs with an earlier commit of the package
+    from benchmarks.registry import Options
     from sar.partition.arrays import GraphArrays
 
 Cut = tuple[str, int]  # method, and what it balances: "coarsen+edges"; number of partitions
