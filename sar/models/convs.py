@@ -262,7 +262,8 @@ class OwnLayers(Layers):
             ValueError: the class has an adapter.
         """
         if kind in self.adapters():
-            raise ValueError(f"kind: got {kind.__name__}, which has an adapter; expected another")
+            got = f"{kind.__name__}, which has an adapter"
+            raise ValueError(f"kind: got {got}; expected a class without one")
         self._added[kind] = adapter
         kind.forward = standing(kind.forward, adapter, graph=graph, rows=rows)  # type: ignore[method-assign]
 

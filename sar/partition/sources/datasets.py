@@ -57,7 +57,8 @@ def read_dgl_file(path: str | os.PathLike) -> GraphArrays:
         magic = file.read(8)
     # DGL's reader does not stop at foreign bytes.
     is_good = magic == FILE_MAGIC.to_bytes(8, "little")
-    need(is_good, f"{path}: neither an .npz file nor one of dgl.save_graphs")
+    lacks = "neither an .npz file nor one of dgl.save_graphs; sar partition --help lists all inputs"
+    need(is_good, f"{path}: {lacks}")
     dgl = require_dgl(f"reading {path}")
     try:
         graphs, _ = dgl.load_graphs(path)
