@@ -25,7 +25,7 @@ def with_loops(relation: Relation, loop_keys: Callable[[], Tensor]) -> Relation:
     rank = relation.group.rank
     src, dst, eid, offsets = relation.arrays()
     loops = torch.arange(relation.num_dst, dtype=torch.int32, device=src.device)
-    end = offsets[rank + 1]
+    end, make_keys = offsets[rank + 1], relation.make_keys
     parts = {"src": (src, loops), "dst": (dst, loops), "eid": (eid, loops + relation.num_edges)}
     arrays = {name: torch.cat([old[:end], new, old[end:]]) for name, (old, new) in parts.items()}
     offsets = [offset + (len(loops) if p > rank else 0) for p, offset in enumerate(offsets)]
@@ -35,7 +35,7 @@ def with_loops(relation: Relation, loop_keys: Callable[[], Tensor]) -> Relation:
         relation.num_dst,
         **arrays,
         offsets=offsets,
-        make_keys=lambda: torch.cat([relation.make_keys(), loop_keys()]),
+        make_keys=lambda: torch.cat([make_keys(), loop_keys()]),
     )
 
 
@@ -51,11 +51,11 @@ def are_no_loops(relation: Relation) -> Tensor:
 
 def with_some_edges(relation: Relation, keep: Tensor) -> Relation:
     """Only the edges where bool [E] ``keep`` is true, and all rows; collective."""
-    chosen = keep.cpu()
+    chosen, make_keys = keep.cpu(), relation.make_keys
     smaller = relation_of_edges(
         relation.group,
         EdgeEnds(*(end[chosen] for end in edge_ends(relation))),
         (relation.num_src, relation.num_dst),
-        lambda: relation.make_keys()[chosen],
+        lambda: make_keys()[chosen],
     )
     return smaller.to(relation.plan.device)

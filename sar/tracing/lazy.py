@@ -19,6 +19,7 @@ from sar.graph.view import Scope
 from sar.tracing.calls import is_read
 from sar.tracing.edge_reduce import reduction_of
 from sar.tracing.edge_rows import EdgeRows, eager, node_of, stored, stored_values
+from sar.tracing.nodes import NumEdges
 from sar.tracing.recording import CannotRecord, record, record_again
 
 __all__ = ["CannotRecord", "EdgeTensor", "Scope", "eager", "node_of", "stored"]
@@ -36,12 +37,17 @@ class EdgeTensor(EdgeRows):
     def __torch_function__(
         cls, func: Callable, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
+        if any(getattr(kind, "is_structure", False) for kind in types):
+            return NotImplemented  # torch asks that class, which stands for ends of edges
         if func in _VIEWS:
             return _VIEWS[func](args[0])
+        if func in _FILLED and not _of_edges(args[1:], kwargs):
+            return func(args[0].without_rows, *args[1:], **(kwargs or {}))
         if not is_read(func) and func not in METADATA:
             return cls._call(func, *_first_by_place(args, kwargs or {}))
         with without_overrides():
-            return func(*args, **(kwargs or {}))
+            found = func(*args, **(kwargs or {}))
+            return with_count(found, *args, **(kwargs or {})) if func in SIZES else found
 
     @classmethod
     def _call(cls, func: Callable, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -84,6 +90,19 @@ class EdgeTensor(EdgeRows):
 
     def __repr__(self) -> str:  # type: ignore[override]
         return f"EdgeTensor(shape={tuple(self.shape)}, dtype={self.dtype})"
+
+
+def with_count(found: Any, x: EdgeRows, dim: int | None = None) -> Any:
+    """What ``size`` or ``shape`` gave, in which the number of edges is a :class:`NumEdges`."""
+    count = NumEdges.of(x.scope.relation)
+    if dim is not None:
+        return count if dim % x.dim() == x.axis else found
+    return torch.Size((*found[: x.axis], count, *found[x.axis + 1 :]))
+
+
+def _of_edges(sizes: tuple, kwargs: dict[str, Any] | None) -> bool:
+    """Whether a size among arguments is the number of edges, not just as large."""
+    return any(isinstance(one, NumEdges) for one in tree_leaves((sizes, kwargs)))
 
 
 def _first_by_place(args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -163,6 +182,10 @@ _VIEWS: dict[Callable, Callable[[Tensor], Tensor]] = {
     Tensor.real.__get__: torch.real,  # type: ignore[attr-defined]
     Tensor.imag.__get__: torch.imag,  # type: ignore[attr-defined]
 }
+
+SIZES = {Tensor.size, Tensor.shape.__get__}  # type: ignore[attr-defined]
+# Made with sizes that are given, of dtype and device of the tensor.
+_FILLED = {Tensor.new_zeros, Tensor.new_ones, Tensor.new_full, Tensor.new_empty}
 
 METADATA = {
     Tensor.dim,

@@ -250,6 +250,40 @@ class Softmax(Node):
         return (values[id(self.scores)] - largest - log_sum).exp().to(self.dtype)
 
 
+class NumEdges(int):
+    """The number of a rank's edges as a size, told apart from other numbers that are as large.
+
+    A rank without edges takes the way that all others take: what compares with 0 is the number of
+    edges on all ranks.
+    """
+
+    everywhere: int
+
+    @classmethod
+    def of(cls, relation: AnyRelation) -> NumEdges:
+        made = cls(relation.num_edges)
+        made.everywhere = relation.num_edges_global
+        return made
+
+    def __eq__(self, other: object) -> bool:
+        return self.everywhere == 0 if _is_zero(other) else int.__eq__(self, other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __gt__(self, other: int) -> bool:
+        return self.everywhere > 0 if _is_zero(other) else int.__gt__(self, other)
+
+    def __bool__(self) -> bool:
+        return self.everywhere > 0
+
+    __hash__ = int.__hash__
+
+
+def _is_zero(value: object) -> bool:
+    return type(value) is int and value == 0
+
+
 class _EdgeCount:
     """Stands for the number of edges where a function was given it as a literal."""
 

@@ -27,7 +27,7 @@ from sar.tracing.chunks import ALL, PART, ROWS, alike
 from sar.tracing.edge_rows import EdgeRows, node_of
 from sar.tracing.memo import keep, literals, recall, state_of_torch
 from sar.tracing.message_dropout import DROPOUTS, arguments
-from sar.tracing.nodes import EDGE_COUNT, Call, Dropout, Item, Node
+from sar.tracing.nodes import EDGE_COUNT, Call, Dropout, Item, Node, NumEdges
 
 _META = torch.device("meta")
 _FAILURES = (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError)
@@ -155,7 +155,7 @@ class _Reading:
         return value.dim() > 0 and len(value) == rows
 
     def is_count(self, value: Any, rows: int) -> bool:
-        return self.count and type(value) is int and value == rows
+        return isinstance(value, NumEdges) or (self.count and type(value) is int and value == rows)
 
 
 _READINGS = [_Reading(aligned, count) for count in (False, True) for aligned in (False, True)]

@@ -62,12 +62,12 @@ def _normalizer(scope: Scope, scores: Node, like: Tensor, side: str) -> Leaf:
     return Leaf(side, norm)
 
 
-def reduce_rows(messages: EdgeTensor, op: str) -> Tensor:
-    """[num_dst, ...] sum, mean, max or min of the rows of edges at their destinations; collective.
-
-    0 where no edge ends.
-    """
+def reduce_rows(messages: EdgeTensor, op: str, side: str = "v") -> Tensor:
+    """[num_dst, ...] sum, mean, max or min of the rows of edges at their destinations, or with
+    ``"u"`` [num_src, ...] at their sources; 0 where there is none. Collective."""
     scope = messages.scope
+    if side == "u":
+        return _reduce_at_sources(messages, op)
     relation, node, meter = scope.relation, messages.read(), scope.relation.group.meter
     raise_if_written([node])
     if isinstance(relation, Relation) and messages.axis == 0:
@@ -137,6 +137,16 @@ def _reduce_program(messages: EdgeTensor, op: str) -> Tensor:
         program.inputs(), [messages.without_rows],
     )  # fmt: skip
     return mean_of_sum(out, scope.relation) if op == "mean" else out
+
+
+def _reduce_at_sources(messages: EdgeTensor, op: str) -> Tensor:
+    """Reduce messages by their program where their edges start."""
+    scope, program = messages.scope, Program([messages.read()])
+    turned = reverse_relation(scope.relation)
+    swapped, inputs = swap_sides(program.messages(), program.inputs())
+    kind = "sum" if op == "mean" else op
+    (out,) = run_messages(turned, swapped, kind, scope.policy, inputs, [messages.without_rows])
+    return mean_of_sum(out, turned) if op == "mean" else out
 
 
 def _agree(scope: Scope, *leaves: Leaf) -> None:

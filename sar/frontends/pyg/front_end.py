@@ -9,15 +9,13 @@ from torch import Tensor
 
 from sar.errors import NotSupportedError
 from sar.frontends.pyg.batches import pyg_data
+from sar.frontends.pyg.patches import install
 from sar.graph import GraphView
 from sar.models.known import Layers
 
+__all__ = ["BLOCKS", "LAYERS", "arguments", "batch_maker", "install", "read_batch"]
 BLOCKS = None
 LAYERS = Layers()
-
-
-def install() -> None:
-    """Nothing: no layer of PyG's takes a sharded graph yet."""
 
 
 def batch_maker(subgraph_type: str) -> Callable[[Any], Any]:

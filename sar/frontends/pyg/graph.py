@@ -1,0 +1,72 @@
+"""Graphs as PyG's tensors of edges carry them: one rank's rows, and relations derived from one."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from sar.edges import Relation, as_stored
+from sar.graph import GraphView
+from sar.graph.transform import are_no_loops, whole_relation, with_loops, with_some_edges
+from sar.tracing.lazy import EdgeTensor
+from sar.tracing.reducing import rows_of
+
+
+class EdgeGraph(GraphView):
+    """One rank's part of a graph, or one relation of it, without columns: PyG's data hold those.
+
+    Attributes:
+        num_loops: how many times loops were added at every node.
+    """
+
+    num_loops = 0
+
+    def edge_columns(self, values: Tensor, name: str = "") -> EdgeTensor:
+        """Lazy rows [num_edges, ...] of values of the relation's edges."""
+        return rows_of(self.scope(), "e", values, name)
+
+    def add_loops(self) -> EdgeGraph:
+        """With a loop at every node, behind the other edges; no communication."""
+        relation = whole_relation(self._store, self.canonical_etypes[0], "self loops")
+        etype = self.canonical_etypes[0]
+        keys = partial(self._store.keys.loops, etype, self.num_loops)
+        made = self._derived(relation.derived("with loops", lambda: with_loops(relation, keys)))
+        made.num_loops = self.num_loops + 1
+        return made
+
+    def drop_loops(self) -> EdgeGraph:
+        """Without edges from a node to itself; collective at first."""
+        relation = whole_relation(self._store, self.canonical_etypes[0], "self loops")
+        keep = self.are_no_loops()
+        made = relation.derived("without loops", lambda: with_some_edges(relation, keep))
+        return self._derived(made)
+
+    def are_no_loops(self) -> Tensor:
+        """bool [num_edges]: which edges lead to another node; kept."""
+        relation = whole_relation(self._store, self.canonical_etypes[0], "self loops")
+        return relation.derived("no loops", lambda: are_no_loops(relation))
+
+    def filtered(self, keep: Tensor) -> EdgeGraph:
+        """Only the edges where bool [num_edges] is true; collective. One filter more than the last
+        of a graph is found anew."""
+        relation = as_stored(self.scope().relation, "a filter of edges")
+        known: list[tuple[Tensor, Relation]] = relation.derived("filters", list)
+        places = [i for i, (mask, _) in enumerate(known) if torch.equal(mask, keep)]
+        place = torch.tensor(places[0] if places else -1)
+        agreed = self.group.all_gather(place)
+        if len(set(map(int, agreed))) > 1 or not places:
+            known.append((keep.clone(), with_some_edges(relation, keep)))
+            del known[:-_MOST_FILTERS]
+            places = [-1]
+        return self._derived(known[places[0]][1])
+
+    def _derived(self, relation: Relation) -> EdgeGraph:
+        etype = self.canonical_etypes[0]
+        made = self.with_edges(etype, relation, self._store.edge_ids[etype], {})
+        made.num_loops = self.num_loops
+        return made
+
+
+_MOST_FILTERS = 64

@@ -1,0 +1,150 @@
+"""Tensors that stand for ids of nodes without having them: edge indices, their ends, and masks.
+
+What PyG's layers do with an edge index ends in torch functions of these tensors and of rows. Each
+of them that is known is in :mod:`sar.frontends.pyg.functions`; any other raises, as local ids that
+got out would read the rows of other nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sar._private import make_wrapper, without_overrides
+from sar.errors import NotSupportedError
+from sar.frontends.pyg.graph import EdgeGraph
+from sar.graph import GraphArgument
+from sar.tracing.nodes import NumEdges
+
+Handler = Callable[..., Any]
+
+
+class Symbol(Tensor):
+    """A tensor by its looks, of which only known functions can be taken.
+
+    Attributes:
+        graph: the edges that it has a number for.
+    """
+
+    is_structure = True
+    graph: EdgeGraph
+    handlers: dict[Callable, Handler] = {}
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        handler = cls.handlers.get(func)
+        if handler is None:
+            raise unknown(func, cls)
+        return handler(*args, **(kwargs or {}))
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Callable, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        raise unknown(func, cls)
+
+    def __repr__(self) -> str:  # type: ignore[override]
+        return f"{type(self).__name__}({tuple(self.shape)})"
+
+
+def unknown(func: Callable, kind: type) -> NotSupportedError:
+    """The error for a function that is not known of a kind of tensors."""
+    name = getattr(func, "__name__", str(func))
+    name = getattr(getattr(func, "__self__", None), "__name__", name) if name == "__get__" else name
+    return NotSupportedError(
+        f"{name} of a {kind.__name__}: ids of nodes are not numbers of a whole graph here; expected "
+        "rows to be taken by it (x[edge_index[0]]) or summed by it (scatter), or another function "
+        "that docs/pyg.md names"
+    )
+
+
+class ShardedEdgeIndex(Symbol, GraphArgument):
+    """int64 [2, num_edges]: both ends of the edges that end in this rank's rows.
+
+    Attributes:
+        order: ``"uv"``, or ``"vu"`` where destinations come first.
+    """
+
+    handlers: dict[Callable, Handler] = {}
+    order: str
+
+    @staticmethod
+    def __new__(cls, graph: EdgeGraph, order: str = "uv") -> ShardedEdgeIndex:
+        made = make_wrapper(cls, [2, graph.num_edges()], dtype=torch.int64, device=graph.device)
+        made.graph, made.order = graph, order
+        return made
+
+    @property
+    def sharded_graph(self) -> EdgeGraph:
+        """The graph of the one relation."""
+        return self.graph
+
+    def end(self, place: int) -> EdgeEnd:
+        """The sources (0), or the destinations (1), in the order that this has."""
+        return EdgeEnd(self.graph, self.order[place])
+
+    def looks(self) -> list[int]:
+        return [2, NumEdges.of(self.graph.scope().relation)]
+
+
+class EdgeEnd(Symbol):
+    """int64 [num_edges] ends of edges, or ones broadcast along the other axes of a tensor.
+
+    Attributes:
+        side: ``"u"``: sources; ``"v"``: destinations.
+        axis: the one that edges are along.
+    """
+
+    handlers: dict[Callable, Handler] = {}
+    side: str
+    axis: int
+
+    @staticmethod
+    def __new__(cls, graph: EdgeGraph, side: str, shape: Any = None, axis: int = 0) -> EdgeEnd:
+        sizes = [graph.num_edges()] if shape is None else list(map(int, shape))
+        made = make_wrapper(cls, sizes, dtype=torch.int64, device=graph.device)
+        made.graph, made.side, made.axis = graph, side, axis
+        return made
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of this rank that an end may be."""
+        relation = self.graph.scope().relation
+        return relation.num_src if self.side == "u" else relation.num_dst
+
+    def looks(self) -> list[int]:
+        sizes: list[int] = list(self.size_of_wrapper())
+        sizes[self.axis] = NumEdges.of(self.graph.scope().relation)
+        return sizes
+
+    def size_of_wrapper(self) -> torch.Size:
+        with without_overrides():
+            return self.shape
+
+
+class EdgeMask(Symbol):
+    """bool [num_edges], of which only this rank's are known: which edges to take.
+
+    Attributes:
+        values: bool [num_edges].
+        kind: ``"loops"`` or ``"others"`` where it asks for edges from a node to itself, or for all
+            but those; else empty.
+    """
+
+    handlers: dict[Callable, Handler] = {}
+    values: Tensor
+    kind: str
+
+    @staticmethod
+    def __new__(cls, graph: EdgeGraph, values: Tensor, kind: str = "") -> EdgeMask:
+        made = make_wrapper(cls, [len(values)], dtype=torch.bool, device=values.device)
+        made.graph, made.values, made.kind = graph, values, kind
+        return made
+
+    def looks(self) -> list[int]:
+        return [NumEdges.of(self.graph.scope().relation)]

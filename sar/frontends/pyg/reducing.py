@@ -1,0 +1,57 @@
+"""Reductions and softmax of rows of edges by one of their ends, over all ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sar.errors import NotSupportedError
+from sar.frontends.pyg.index import EdgeEnd
+from sar.tracing.lazy import EdgeTensor
+from sar.tracing.reducing import reduce_rows, rows_of
+from sar.tracing.reducing import softmax as softmax_of_scope
+
+OPS = {"sum": "sum", "add": "sum", "mean": "mean", "max": "max", "amax": "max", "min": "min",
+       "amin": "min"}  # fmt: skip
+
+
+def edges_first(end: EdgeEnd, rows: Tensor, dim: int) -> EdgeTensor:
+    """Rows of edges, which are along ``dim``, as lazy ones along the first axis."""
+    dim = dim % rows.dim()
+    if isinstance(rows, EdgeTensor):
+        if rows.scope.relation is not end.graph.scope().relation or rows.axis != dim:
+            raise NotSupportedError(
+                f"a sum of rows {tuple(rows.shape)} along dimension {dim} by ends of other edges"
+            )
+        return rows.movedim(dim, 0) if dim else rows
+    if rows.shape[dim] != end.graph.num_edges():
+        raise ValueError(
+            f"rows: got {tuple(rows.shape)} along dimension {dim}, expected "
+            f"{end.graph.num_edges()}, one for each of this rank's edges"
+        )
+    return rows_of(end.graph.scope(), "e", rows.movedim(dim, 0) if dim else rows)
+
+
+def reduce_at(end: EdgeEnd, rows: Tensor, dim: int, op: str, num_rows: Any = None) -> Tensor:
+    """Sum, mean, max or min at ``end`` of rows of edges, nodes along ``dim`` then; collective."""
+    if num_rows is not None and int(num_rows) != end.num_rows:
+        raise ValueError(
+            f"dim_size: got {int(num_rows)}, expected {end.num_rows}, this rank's nodes at that end"
+        )
+    dim = dim % rows.dim()
+    messages, dtype = edges_first(end, rows, dim), rows.dtype
+    if not dtype.is_floating_point:
+        messages = messages.to(torch.float64)
+    out = reduce_rows(messages, op, end.side)
+    if not dtype.is_floating_point:
+        out = out.to(dtype)
+    return out.movedim(0, dim) if dim else out
+
+
+def softmax_at(end: EdgeEnd, scores: Tensor, dim: int) -> Tensor:
+    """Softmax over the edges that share an end, lazily."""
+    dim = dim % scores.dim()
+    weights = softmax_of_scope(end.graph.scope(), edges_first(end, scores, dim), end.side)
+    return weights.movedim(0, dim) if dim else weights
