@@ -76,13 +76,13 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Import all public names when the first is asked for: an unknown word on the command line is
-    told without torch. ``plan``, ``train``, ``expect`` and ``launch`` come alone; `lazy_name` has
-    DGL's ``RelGraphConv``, ``edge_softmax`` and ``patched_edge_softmax``."""
+    told without torch. ``plan``, ``train``, ``pyg``, ``expect`` and ``launch`` come alone;
+    `lazy_name` has DGL's ``RelGraphConv``, ``edge_softmax`` and ``patched_edge_softmax``."""
     if name.startswith("__"):
         raise AttributeError(f"module 'sar' has no attribute {name!r}")
     if name == "launch":
         return importlib.import_module(f"{__name__}.cli.functions").launch
-    if name in ("expect", "plan", "train"):
+    if name in ("expect", "plan", "pyg", "train"):
         return importlib.import_module(f"{__name__}.{name}")
     public = importlib.import_module(f"{__name__}._public")
     mine = globals()

@@ -28,7 +28,7 @@ LADDER = (
     {"pictures"},
     {"plan"},
     {"__init__"},
-    {"_public"},
+    {"_public", "pyg"},
     {"train", "compat"},
     {"frontends"},
     {"models"},
@@ -66,7 +66,7 @@ BELOW = {
     for part in step
 }
 ONLY_FROM = {  # others ask the registry
-    "frontends": {"__init__", "_public", "compat"},  # the first by a module's name
+    "frontends": {"__init__", "_public", "compat", "pyg"},  # the first by a module's name
     "compat": {"__init__", "_public"},
 }
 UPWARDS = {  # names that are looked up when somebody asks for them
@@ -683,9 +683,9 @@ def test_version_and_requirements_agree() -> None:
 
 # Lines and files, which work that adds an ability raises by what that is worth.
 CEILINGS = {
-    "sar": (49_200, 290),
+    "sar": (52_200, 312),
     "sar/partition": (10_000, 52),
-    "tests": (37_000, 175),
+    "tests": (40_500, 195),
     "benchmarks": (6_500, 60),
 }
 

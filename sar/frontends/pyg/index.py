@@ -57,9 +57,8 @@ def unknown(func: Callable, kind: type) -> NotSupportedError:
     name = getattr(func, "__name__", str(func))
     name = getattr(getattr(func, "__self__", None), "__name__", name) if name == "__get__" else name
     return NotSupportedError(
-        f"{name} of a {kind.__name__}: ids of nodes are not numbers of a whole graph here; expected "
-        "rows to be taken by it (x[edge_index[0]]) or summed by it (scatter), or another function "
-        "that docs/pyg.md names"
+        f"{name} of a {kind.__name__}: there are no ids of the whole graph's nodes here; expected "
+        "rows to be taken by it (x[edge_index[0]]) or summed by it (scatter)"
     )
 
 

@@ -1,0 +1,9 @@
+"""PyTorch Geometric's models on a graph that is cut over many ranks.
+
+What both libraries share (``partition_graph``, ``load_partition_data``, ``prepare``, ``explain``,
+``optimize``, ``trace``) is in :mod:`sar` itself.
+"""
+
+from sar.frontends.pyg.data import construct_full_graph
+
+__all__ = ["construct_full_graph"]
