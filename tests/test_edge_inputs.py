@@ -389,3 +389,12 @@ def test_edge_rows_of_a_wrong_length_are_refused_on_every_rank(
 
     first, second = run_threads(2, case)
     assert first == second and first.startswith(f"rank 1: {name.partition('-')[0]}: ")
+
+
+def test_rows_with_axes_turned_get_gradients(partitioned: Cutter) -> None:
+    def run(graph: Any, x: Tensor, weight: Tensor, kind: Tensor) -> Tensor:
+        graph.dstdata["v"] = x.view(-1, 2, 3).transpose(1, 2)
+        graph.update_all(lambda edges: {"m": edges.dst["v"].sin()}, fn.sum("m", "out"))
+        return graph.dstdata["out"]
+
+    assert_exact(mixed(), lambda: (run, None), partitioned, block_bytes=2048)

@@ -221,7 +221,7 @@ class BlockGrads:
         self._captured_grads = [torch.zeros_like(t, dtype=torch.float64) for t in self._captured]
         self._totals = [
             [
-                torch.zeros_like(t, dtype=wide_dtype(t.dtype)) if needed else None
+                torch.zeros(t.shape, dtype=wide_dtype(t.dtype), device=t.device) if needed else None
                 for t, needed in zip(*side, strict=True)
             ]
             for side in zip(sides, needs, strict=True)
