@@ -70,7 +70,7 @@ def work(args: argparse.Namespace, group: Group, device: torch.device) -> None:
     epoch = load_model(model, content, args.which)
     load_tables(args.checkpoint, content.get("tables", {}), model, None, group)
     call = call_of(model_options, model)
-    put_columns(graph, partition, call.columns)
+    put_columns(graph, partition, call)
     options = TrainOptions(metric=config["metric"], mfgs="off")
     trainer = Trainer(model, graph, data, options, group=group, call=call)
     logits = trainer.predict()

@@ -7,7 +7,7 @@ import hashlib
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -17,8 +17,10 @@ from sar.cli.partition import WARNING
 from sar.comm import Group
 from sar.errors import SarError
 from sar.files import remove_left_over, scratch_folder
+from sar.models import Call
 from sar.options import take
 from sar.partition import child
+from sar.partition.book import EType
 from sar.partition.load import PartitionData, read_book
 from sar.partition.sources.open import reads_other_files
 from sar.run_options import DataOptions
@@ -81,18 +83,41 @@ def load_rank(
     return partition, graph, data.to(device)
 
 
-def put_columns(graph: sar.ShardedGraph, partition: PartitionData, names: Sequence[str]) -> None:
-    """Give the graph the columns of edges that its model is called with. Raises ``ValueError``,
-    alike on every rank, where the partitions hold none of the name."""
-    for name in names:
-        if len(graph.canonical_etypes) > 1:
-            raise ValueError(f"call: got {name!r}, a column of edges of one relation, for several")
-        prefix = ":".join(graph.canonical_etypes[0]) + "/"
-        if prefix + name not in partition.edge_features:
-            known = [key.removeprefix(prefix) for key in partition.edge_features]
-            found = ", ".join(known) or "none"
-            raise ValueError(f"call: got {name!r}, expected a column of the edges: {found}")
-        graph.put_edge_column(name, partition.edge_features[prefix + name])
+def columns_of(
+    call: Call, etypes: Sequence[EType], stored: Collection[str]
+) -> Iterator[tuple[EType, str, str]]:
+    """(relation, name, full name as ``stored``) of the columns of edges that a model gets. Raises
+    ``ValueError`` where there is none of the name."""
+    for name in call.columns:
+        if len(etypes) > 1 and not name.endswith("_dict"):
+            raise ValueError(
+                f"call: got {name!r}, a column of edges of one relation, for several; expected "
+                f"{name}_dict"
+            )
+        base, found, known = name.removesuffix("_dict"), 0, list[str]()
+        for etype in etypes:
+            prefix = ":".join(etype) + "/"
+            mine = [key.removeprefix(prefix) for key in stored if key.startswith(prefix)]
+            known += mine
+            if (one := call.stored_name(base, mine)) is not None:
+                found += 1
+                yield etype, base, prefix + one
+        if not found:
+            others = ", ".join(dict.fromkeys(known)) or "none"
+            raise ValueError(f"call: got {name!r}, expected a column of the edges: {others}")
+
+
+def put_columns(
+    graph: sar.ShardedGraph, partition: PartitionData, call: Call
+) -> dict[EType, list[str]]:
+    """Give the graph the columns of edges that its model is called with; returns their names in the
+    partitions, by relation. Raises ``ValueError``, alike on every rank, where they hold none of the
+    name."""
+    features, names = partition.edge_features, dict[EType, list[str]]()
+    for etype, name, key in columns_of(call, graph.canonical_etypes, features):
+        graph[etype].put_edge_column(name, features[key])
+        names.setdefault(etype, []).append(key.rpartition("/")[2])
+    return names
 
 
 def cut_into_cache(source: str, parts: int, method: str, seed: int) -> Path:

@@ -14,7 +14,7 @@ import torch
 
 import sar
 from sar._private import prepare_optimizers
-from sar.cli.inputs import load_rank, put_columns, resolve_parts
+from sar.cli.inputs import columns_of, load_rank, put_columns, resolve_parts
 from sar.cli.launch import (
     backend_of,
     check_rank_arguments,
@@ -37,6 +37,7 @@ from sar.cli.report import (
 from sar.comm import Group
 from sar.kernels.device import reset_peak
 from sar.models import (
+    Call,
     ModelOptions,
     build_model,
     call_of,
@@ -47,6 +48,7 @@ from sar.models import (
 from sar.models.tracing import Trace
 from sar.options import take
 from sar.partition.book import PartitionBook
+from sar.partition.load import read_features
 from sar.run_options import DataOptions, SampledOptions, TrainOptions
 from sar.train import memory
 from sar.train.blocks import Batches, check_takes_blocks
@@ -99,8 +101,10 @@ def _check_graph(args: argparse.Namespace, model: ModelOptions, data: DataOption
     """Raise now for fields and types that the ranks would not find."""
     book, having = check_fields(args.input, data, ["train_mask"])
     sampled = sampled_options(args)
-    if model.is_own and (sampled is not None or not book.is_homogeneous):
-        made = try_own(model.model, model.args, [] if book.is_homogeneous else having)
+    if model.is_own:
+        made = try_own(model.model, model.args, book, [] if book.is_homogeneous else having)
+        if made is not None:
+            _check_call(call_of(model, made), book)
         if made is not None and sampled is not None:
             check_takes_blocks(made, sampled, call_of(model, made))
     if model.is_own or book.is_homogeneous:
@@ -114,6 +118,12 @@ def _check_graph(args: argparse.Namespace, model: ModelOptions, data: DataOption
             "ranks' nodes are not fetched; expected features of all node types, or no --sampled"
         )
     return book
+
+
+def _check_call(call: Call, book: PartitionBook) -> None:
+    """Raise now for columns of edges that the partitions do not hold."""
+    if call.columns and not book.is_foreign:  # of such a folder whole files are read
+        list(columns_of(call, book.canonical_etypes, read_features(book, 0, "edge_feats")))
 
 
 def _check_outputs(args: argparse.Namespace) -> None:
@@ -208,11 +218,12 @@ def make_trainer(args: argparse.Namespace, group: Group, device: torch.device) -
         model_options, data.widths, data.num_classes, graph=graph, target_type=data.ntype
     ).to(device)
     call = call_of(model_options, model)
-    put_columns(graph, partition, call.columns)
+    columns = put_columns(graph, partition, call)
     call.arguments(graph, data.features)  # raises where whole graphs have them not
     if sampled is not None:
         check_takes_blocks(model, sampled, call)
-        batches = Batches(partition, data, model_options, sampled, options.seed, group, call)
+        made = model_options, sampled, options.seed
+        batches = Batches(partition, data, *made, group, call, columns)
     del partition  # lets its arrays go
     if args.activations_directory is not None:
         Path(args.activations_directory).mkdir(parents=True, exist_ok=True)

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sar.graph import GraphView
+from sar.graph import GraphView, graphs_among
 from sar.models.calling import Call, read_call
 from sar.models.convs import GATConv, GINConv, GraphConv, SAGEConv
 from sar.models.stack import RelationalStack, Stack
@@ -59,8 +59,7 @@ def build_model(
     Raises ``ValueError`` where the model is not for such a graph, or one's own cannot be made.
     """
     if options.is_own:
-        widths = {"in_feats": in_feats, "out_feats": num_classes}
-        offered = {**widths, "graph": graph, "target_type": target_type}
+        offered = _offered(in_feats, num_classes, graph, target_type)
         model = build_own(options.model, options.args, offered)
         expect_logits(model, options.model, num_classes, target_type)
         return model
@@ -75,6 +74,15 @@ def build_model(
     if isinstance(in_feats, dict):
         raise ValueError(for_several_types(options.model))
     return _stack(options, in_feats, num_classes)
+
+
+def _offered(in_feats: Any, out_feats: int, graph: Any, target_type: str) -> dict[str, Any]:
+    """What the constructor of one's own model gets of this where it has a parameter of the name."""
+    types = None if graph is None else (list(graph.ntypes), list(graph.canonical_etypes))
+    return {
+        "in_feats": in_feats, "out_feats": out_feats, "in_channels": in_feats,
+        "out_channels": out_feats, "graph": graph, "metadata": types, "target_type": target_type,
+    }  # fmt: skip
 
 
 def for_several_types(model: str) -> str:
@@ -148,6 +156,25 @@ def build_own(text: str, args: Mapping[str, Any], offered: Mapping[str, Any]) ->
     ``offered`` are more arguments, of which it gets those that it has parameters for and ``args``
     do not name. Raises ``ValueError`` where it does not take them, or gives no module.
     """
+    maker, given = _given(text, args, offered)
+    try:
+        model = maker(**given)
+    except TypeError as error:
+        if _UNEXPECTED not in str(error):
+            raise
+        raise _not_taken(text, maker, given, error) from error
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"model: {text} gave a {type(model).__name__}, expected a torch.nn.Module")
+    return model
+
+
+_UNEXPECTED = "unexpected keyword argument"  # what a class says that hands others on to its parts
+
+
+def _given(
+    text: str, args: Mapping[str, Any], offered: Mapping[str, Any]
+) -> tuple[Maker, dict[str, Any]]:
+    """What ``text`` names and its arguments; raises ``ValueError`` where it does not take them."""
     maker = find_maker(text)
     signature = inspect.signature(maker)
     named = {
@@ -159,41 +186,49 @@ def build_own(text: str, args: Mapping[str, Any], offered: Mapping[str, Any]) ->
     try:
         signature.bind(**given)
     except TypeError as error:
-        shown = ", ".join(f"{name}={_short(value)}" for name, value in given.items()) or "nothing"
-        raise ValueError(
-            f"model: {text} takes {signature}, got {shown}: {error}; give its arguments by "
-            "--model-args KEY=VALUE"
-        ) from error
-    model = maker(**given)
-    if not isinstance(model, nn.Module):
-        raise ValueError(f"model: {text} gave a {type(model).__name__}, expected a torch.nn.Module")
-    return model
+        raise _not_taken(text, maker, given, error) from error
+    return maker, given
 
 
-def try_own(text: str, args: Mapping[str, Any], featured: Sequence[str]) -> nn.Module | None:
-    """The model as it will be, without memory and before there is a graph; ``None`` where that
+def _not_taken(text: str, maker: Maker, given: dict[str, Any], error: TypeError) -> ValueError:
+    shown = ", ".join(f"{name}={_short(value)}" for name, value in given.items()) or "nothing"
+    return ValueError(
+        f"model: {text} takes {inspect.signature(maker)}, got {shown}: {error}; give its arguments "
+        "by --model-args KEY=VALUE"
+    )
+
+
+def try_own(
+    text: str, args: Mapping[str, Any], graph: Any, featured: Sequence[str]
+) -> nn.Module | None:
+    """The model as it will be, without memory and before ranks have a graph; ``None`` where that
     takes more than widths.
 
     Args:
+        graph: what has ``ntypes`` and ``canonical_etypes``.
         featured: the node types that have features, where there are several types.
 
-    Raises ``ValueError`` where it takes the features of one type alone.
+    Raises ``ValueError`` for arguments that it does not take, and where it takes the features of
+    one type alone.
     """
     widths: list[Any] = [_WIDTH, dict.fromkeys(featured, _WIDTH)] if featured else [_WIDTH]
     made: list[nn.Module | None] = []
     for width in widths:
-        offered = {"in_feats": width, "out_feats": _WIDTH, "target_type": (*featured, None)[0]}
+        offered = _offered(width, _WIDTH, graph, (*featured, NTYPE_HOMO)[0])
+        maker, given = _given(text, args, offered)
         try:
             with torch.device("meta"):
-                made.append(build_own(text, args, offered))
-        except Exception:  # whatever the user's code raises
+                made.append(maker(**given))
+        except Exception as error:  # whatever the user's code raises
+            if isinstance(error, TypeError) and _UNEXPECTED in str(error):
+                raise _not_taken(text, maker, given, error) from error
             made.append(None)
     if made[0] is not None and made[-1] is None:
         raise ValueError(
-            f"model: {text} takes one width as in_feats, and the graph has several types; expected "
+            f"model: {text} takes one width of features, and the graph has several types; expected "
             f"one that takes a dict by node type, here of {', '.join(featured)}"
         )
-    return made[-1]
+    return made[-1] if isinstance(made[-1], nn.Module) else None
 
 
 def expect_logits(model: nn.Module, text: str, num_classes: int, ntype: str) -> None:
@@ -216,6 +251,9 @@ def expect_logits(model: nn.Module, text: str, num_classes: int, ntype: str) -> 
 
 def _rows(given: tuple[Any, ...], ntype: str, otherwise: int = 0) -> int:
     """Destination rows of the graph, or of the last block, that a model was called with."""
+    for graph in reversed(graphs_among(given)):
+        if ntype in graph.dsttypes:
+            return graph.num_dst_nodes(ntype)
     for one in given:
         last = one[-1] if isinstance(one, list | tuple) and one else one
         if hasattr(last, "num_dst_nodes"):

@@ -6,7 +6,7 @@ It is read from the signature of ``forward`` once, or said; a front end then fil
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from sar.graph import GraphView
 
 _EDGES = ("edge_index", "edge_index_dict")
 _GRAPH = ("graph", "x")
-_KNOWN = (*_EDGES, *_GRAPH, "x_dict")
+_KNOWN = (*_EDGES, *_GRAPH, "x_dict", "batch")
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,8 @@ class Call:
 
     Attributes:
         places: by place: ``graph``, ``x`` (the features; by node type where there are several),
-            ``edge_index``, with ``_dict`` behind it where there are several types, or the name of a
-            column of edges.
+            ``edge_index``, with ``_dict`` behind it where there are several types, ``batch`` (the
+            graph of each node), or the name of a column of edges.
         named: columns of edges by the keyword that they go to.
         front_end: whose kind of graph and of mini-batches it is, see :mod:`sar.registry`.
     """
@@ -41,6 +41,11 @@ class Call:
         """The columns of edges that the model gets."""
         found = [name for name in self.places if name not in _KNOWN]
         return list(dict.fromkeys([*found, *(column for _, column in self.named)]))
+
+    def stored_name(self, column: str, known: Collection[str]) -> str | None:
+        """Which of the ``known`` columns that partitions hold the model calls ``column``."""
+        other = getattr(registry.front_end(self.front_end), "COLUMNS", {}).get(column)
+        return next((name for name in (column, other) if name in known), None)
 
     def arguments(self, given: Any, features: Any) -> tuple[list[Any], dict[str, Any]]:
         """What the model is called with.

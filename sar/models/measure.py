@@ -190,9 +190,10 @@ def _there_anyway(held: Any) -> Iterator[Tensor]:
     for leaf in tree_leaves(held):
         if isinstance(leaf, nn.Module):
             yield from (*leaf.parameters(), *leaf.buffers())
-        elif isinstance(leaf, GraphView):
-            yield from leaf.stored_columns()
-            for relation in leaf._store.relations.values():
+        elif isinstance(leaf, GraphArgument):
+            graph = leaf.sharded_graph
+            yield from graph.stored_columns()
+            for relation in graph._store.relations.values():
                 yield from (relation.in_degrees, relation.out_degrees)
         elif isinstance(leaf, Tensor) and leaf.layout == torch.strided:
             yield leaf

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -103,8 +103,9 @@ class Batch:
 
 
 class Batches:
-    """Mini-batches of this rank's training nodes; made collectively. Raises ``ValueError`` and
-    ``NotSupportedError`` on every rank for a model that cannot be trained so."""
+    """Mini-batches of this rank's training nodes; made collectively. ``columns``: of edges, by
+    relation. Raises ``ValueError`` and ``NotSupportedError`` on every rank for a model that cannot
+    be trained so."""
 
     def __init__(
         self,
@@ -115,6 +116,7 @@ class Batches:
         seed: int,
         group: Group,
         call: Call = _OWN,
+        columns: Mapping[Any, list[str]] | None = None,
     ) -> None:
         check_model(model, options)
         ntype = data.ntype
@@ -125,8 +127,7 @@ class Batches:
         for one, features in given.items():
             partition.node_features[f"{one}/{_INPUT}"] = features.cpu()
         fields: dict[Any, list[str]] = {one: [_INPUT] for one in given}
-        if call.columns:
-            fields[partition.book.canonical_etypes[0]] = call.columns
+        fields |= columns or {}
         self.loader = NeighborLoader(
             partition, list(options.fanouts), (ntype, rows.cpu() + start),
             batch_size=options.batch_size, shuffle=True, as_=call.front_end, seed=seed,
