@@ -16,6 +16,7 @@ import shlex
 import subprocess
 import sys
 from contextlib import redirect_stdout
+from difflib import SequenceMatcher
 from pathlib import Path
 
 import pytest
@@ -67,7 +68,9 @@ def assert_same_text(printed: str, shown: str) -> None:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("page", ["docs/tutorial_dgl.md", "docs/tutorial_sampled.md"])
+@pytest.mark.parametrize(
+    "page", ["docs/tutorial_dgl.md", "docs/tutorial_pyg.md", "docs/tutorial_sampled.md"]
+)
 def test_tutorial_does_what_it_says(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -85,3 +88,15 @@ def test_tutorial_does_what_it_says(
             assert_same_text(printed, block.text)
             outputs += 1
     assert files and outputs
+
+
+def test_a_script_of_pyg_changes_in_twelve_lines() -> None:
+    """Comments and empty lines apart, and of the model nothing."""
+    files = {found[1]: block.text for block in blocks("docs/tutorial_pyg.md")
+             if (found := FILE.match(block.text))}  # fmt: skip
+    plain, mine = (
+        [line.partition("  #")[0] for line in files[name].splitlines()[1:]]
+        for name in ("train_pyg.py", "train.py")
+    )
+    matched = SequenceMatcher(None, plain, mine, autojunk=False).get_matching_blocks()
+    assert len(mine) - sum(block.size for block in matched) <= 12
