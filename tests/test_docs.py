@@ -20,6 +20,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from harness.nursery import Nursery
@@ -238,12 +239,12 @@ def test_no_sentence_is_long(page: str) -> None:
 
 
 def run_page(page: str) -> None:
-    """Execute a page's blocks in one namespace; tracebacks point into the page."""
-    namespace: dict[str, object] = {"__name__": "__page__"}
+    """Execute a page's blocks in one module; tracebacks point into the page."""
+    module = sys.modules["__page__"] = ModuleType("__page__")
     for block in blocks(page):
         if block.language == "python" and block.runs:
             source = "\n" * (block.line - 1) + block.text
-            exec(compile(source, str(ROOT / page), "exec"), namespace)
+            exec(compile(source, str(ROOT / page), "exec"), vars(module))
 
 
 if __name__ == "__main__":
