@@ -32,7 +32,8 @@ def construct_full_graph(partition_data: PartitionData, policy: Policy | None = 
                 store[_NAMES.get(name, name)] = partition_data.node_features[key].to(graph.device)
     for etype in graph.canonical_etypes:
         store = data if is_one else data[etype]
-        part = EdgeGraph(graph._store, [etype], policy)
+        part = graph if is_one else EdgeGraph(graph._store, [etype], policy)
+        part.whole = graph
         store.edge_index = ShardedEdgeIndex(part)
         for key in partition_data.edge_features:
             kind, _, name = key.rpartition("/")

@@ -19,9 +19,11 @@ class EdgeGraph(GraphView):
 
     Attributes:
         num_loops: how many times loops were added at every node.
+        whole: the graph of all relations, which its group knows for as long as this is there.
     """
 
     num_loops = 0
+    whole: EdgeGraph | None = None
 
     def edge_columns(self, values: Tensor, name: str = "") -> EdgeTensor:
         """Lazy rows [num_edges, ...] of values of the relation's edges."""

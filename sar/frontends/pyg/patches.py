@@ -14,6 +14,7 @@ from threading import Lock
 from typing import Any
 
 from sar.frontends.pyg.index import Symbol
+from sar.frontends.pyg.undistributed import refusals
 from sar.frontends.pyg.utilities import REPLACED
 
 
@@ -25,6 +26,9 @@ def install() -> None:
         for (module, name), (place, argument, function) in REPLACED.items():
             original = getattr(import_module(module), name)
             _sweep(original, _for_symbols(original, place, argument, function))
+        for kind, forward in refusals():
+            _undo.append((kind, "forward", kind.forward, forward))
+            kind.forward = forward
 
 
 def uninstall() -> None:

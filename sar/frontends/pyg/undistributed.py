@@ -1,0 +1,101 @@
+"""Modules of PyG that cannot run over a graph's parts, with the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import wraps
+from importlib import import_module
+from typing import Any
+
+from torch import Tensor
+
+from sar._private import tree_leaves
+from sar.comm import current_group
+from sar.errors import NotSupportedError
+from sar.frontends.pyg.index import Symbol
+
+_SEARCHES = "searches the neighbors of each row among all nodes; make the edges before the graph is"
+_SEARCHES += " cut (knn_graph, radius_graph), and use a layer that takes an edge_index"
+_POOLS = "makes a graph of fewer nodes out of all nodes; pool by data.batch (global_mean_pool)"
+_ATTENDS = "lets every node attend to every other, N x N weights"
+_CUGRAPH = "runs kernels of cuGraph on ids of nodes; use the layer without the prefix"
+
+# By module of PyG and class; those that get no edge index meet rows of the graph alone.
+UNDISTRIBUTED: dict[str, dict[str, str]] = {
+    "torch_geometric.nn.conv": {
+        "CuGraphGATConv": _CUGRAPH,
+        "CuGraphRGCNConv": _CUGRAPH,
+        "CuGraphSAGEConv": _CUGRAPH,
+        "DynamicEdgeConv": _SEARCHES,
+        "FusedGATConv": "runs kernels of dgNN on ids of nodes; use GATConv",
+        "GPSConv": _ATTENDS,
+        "GravNetConv": _SEARCHES,
+        "MeshCNNConv": "knows an edge's neighbors by its place among all edges",
+        "PANConv": "multiplies sparse matrices of all nodes",
+        "WLConv": "numbers colors in the order of all nodes; WLConvContinuous runs",
+        "XConv": _SEARCHES,
+    },
+    "torch_geometric.nn.pool": {
+        "ASAPooling": _POOLS,
+        "ClusterPooling": _POOLS,
+        "EdgePooling": _POOLS,
+        "MemPooling": _POOLS,
+        "PANPooling": _POOLS,
+        "SAGPooling": _POOLS,
+        "TopKPooling": _POOLS,
+    },
+    "torch_geometric.nn.models": {"Polynormer": _ATTENDS, "SGFormer": _ATTENDS},
+}
+
+
+def refusals() -> Iterator[tuple[type, Callable]]:
+    """(class, what is to stand in for its ``forward``)."""
+    for module, reasons in UNDISTRIBUTED.items():
+        for name, reason in reasons.items():
+            kind = getattr(import_module(module), name, None)  # some versions lack some
+            if kind is not None and "forward" in vars(kind):
+                yield kind, _refusing(kind.forward, name, reason)
+    kind = import_module("torch_geometric.nn.conv").SuperGATConv
+    yield kind, _refusing_to_train(kind.forward)
+
+
+def _refusing(forward: Callable, name: str, reason: str) -> Callable:
+    @wraps(forward)
+    def call(layer: Any, *args: Any, **kwargs: Any) -> Any:
+        if _are_sharded(args, kwargs):
+            raise _error(name, f"cannot be distributed: it {reason}")
+        return forward(layer, *args, **kwargs)
+
+    return call
+
+
+def _refusing_to_train(forward: Callable) -> Callable:
+    @wraps(forward)
+    def call(layer: Any, *args: Any, **kwargs: Any) -> Any:
+        if layer.training and any(isinstance(x, Symbol) for x in tree_leaves((args, kwargs))):
+            raise _error(
+                "SuperGATConv", "in training mode draws pairs of all nodes that have no edge, for "
+                "get_attention_loss; expected .eval() of this layer, whose weights still get "
+                "gradients, or GATConv",
+            )  # fmt: skip
+        return forward(layer, *args, **kwargs)
+
+    return call
+
+
+def _error(name: str, why: str) -> NotSupportedError:
+    error = NotSupportedError(f"{name} {why}")
+    error.layer = name
+    return error
+
+
+def _are_sharded(args: Any, kwargs: Any) -> bool:
+    """Whether edges of a sharded graph are among arguments, or as many rows as a rank has of one."""
+    leaves = tree_leaves((args, kwargs))
+    if any(isinstance(leaf, Symbol) for leaf in leaves):
+        return True
+    group = current_group()
+    if group.size == 1:
+        return False
+    counts = {count for graph in list(group.graphs) for count in (0, *graph.row_counts)}
+    return any(isinstance(x, Tensor) and x.dim() > 0 and len(x) in counts for x in leaves)
