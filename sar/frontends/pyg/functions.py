@@ -140,9 +140,7 @@ def _scatter_reduce_(
     found = reduce_at(index, src, dim, _OPS[reduce], x.shape[dim])
     if reduce == "sum":
         return x.add_(found)
-    relation = index.graph.scope().relation
-    degrees = relation.in_degrees if index.side == "v" else relation.out_degrees
-    some = (degrees > 0).view(-1, *[1] * (x.dim() - 1 - dim % x.dim()))
+    some = (degrees_of(index) > 0).view(-1, *[1] * (x.dim() - 1 - dim % x.dim()))
     return x.copy_(torch.where(some, found, x))
 
 
@@ -161,9 +159,13 @@ def _on_copy(function: Callable) -> Callable:
 def _bincount(end: EdgeEnd, weights: Any = None, minlength: int = 0) -> Tensor:
     if weights is not None:
         return reduce_at(end, weights, 0, "sum", end.num_rows)
+    return degrees_of(end).clone()
+
+
+def degrees_of(end: EdgeEnd) -> Tensor:
+    """int64 [num_rows] edges of each row that an end may be; not to be written into."""
     relation = end.graph.scope().relation
-    degrees = relation.in_degrees if end.side == "v" else relation.out_degrees
-    return degrees.clone()
+    return relation.in_degrees if end.side == "v" else relation.out_degrees
 
 
 # -- masks ---------------------------------------------------------------------------------------

@@ -24,11 +24,9 @@ def install() -> None:
         if _undo or "torch_geometric" not in sys.modules:
             return
         for (module, name), (place, argument, function) in REPLACED.items():
-            original = getattr(import_module(module), name)
-            _sweep(original, _for_symbols(original, place, argument, function))
+            _replace(import_module(module), name, place, argument, function)
         for kind, forward in refusals():
-            _undo.append((kind, "forward", kind.forward, forward))
-            kind.forward = forward
+            _put(kind, "forward", kind.forward, forward)
 
 
 def uninstall() -> None:
@@ -44,12 +42,32 @@ _lock = Lock()
 _undo: list[tuple[Any, str, Any, Any]] = []
 
 
+def _replace(module: Any, name: str, place: int, argument: str, function: Callable) -> None:
+    """Put one replacement in place: of a function everywhere, of a method in its class."""
+    *owners, last = name.split(".")
+    holder = module
+    for owner in owners:
+        holder = getattr(holder, owner, None)
+    if holder is None:  # a class that this version has not
+        return
+    original = getattr(holder, last)
+    replacement = _for_symbols(original, place, argument, function)
+    if owners:
+        _put(holder, last, original, replacement)
+    else:
+        _sweep(original, replacement)
+
+
 def _sweep(original: Any, replacement: Any) -> None:
     for module in list(sys.modules.values()):
         for name, value in list(getattr(module, "__dict__", {}).items()):
             if value is original:
-                setattr(module, name, replacement)
-                _undo.append((module, name, original, replacement))
+                _put(module, name, original, replacement)
+
+
+def _put(holder: Any, name: str, original: Any, replacement: Any) -> None:
+    setattr(holder, name, replacement)
+    _undo.append((holder, name, original, replacement))
 
 
 def _for_symbols(original: Callable, place: int, argument: str, function: Callable) -> Callable:

@@ -36,10 +36,7 @@ def edges_first(end: EdgeEnd, rows: Tensor, dim: int) -> EdgeTensor:
 
 def reduce_at(end: EdgeEnd, rows: Tensor, dim: int, op: str, num_rows: Any = None) -> Tensor:
     """Sum, mean, max or min at ``end`` of rows of edges, nodes along ``dim`` then; collective."""
-    if num_rows is not None and int(num_rows) != end.num_rows:
-        raise ValueError(
-            f"dim_size: got {int(num_rows)}, expected {end.num_rows}, this rank's nodes at that end"
-        )
+    check_rows(end, "dim_size", num_rows)
     dim = dim % rows.dim()
     messages, dtype = edges_first(end, rows, dim), rows.dtype
     if not dtype.is_floating_point:
@@ -48,6 +45,13 @@ def reduce_at(end: EdgeEnd, rows: Tensor, dim: int, op: str, num_rows: Any = Non
     if not dtype.is_floating_point:
         out = out.to(dtype)
     return out.movedim(0, dim) if dim else out
+
+
+def check_rows(end: EdgeEnd, name: str, count: Any) -> None:
+    if count is not None and int(count) != end.num_rows:
+        raise ValueError(
+            f"{name}: got {int(count)}, expected {end.num_rows}, this rank's nodes at that end"
+        )
 
 
 def softmax_at(end: EdgeEnd, scores: Tensor, dim: int) -> Tensor:

@@ -8,16 +8,56 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sar.frontends.pyg.functions import _masked
+from sar.edges import as_stored
+from sar.errors import NotSupportedError
+from sar.frontends.pyg.aggregations import AGGREGATIONS
+from sar.frontends.pyg.functions import _masked, degrees_of, take
 from sar.frontends.pyg.index import EdgeEnd, EdgeMask, ShardedEdgeIndex
-from sar.frontends.pyg.reducing import OPS, reduce_at, softmax_at
+from sar.frontends.pyg.reducing import OPS, check_rows, reduce_at, softmax_at
+from sar.layers.gcn import Degrees, degree_factor
 from sar.tracing.edge_rows import eager
 
 
 def scatter(
     src: Tensor, index: EdgeEnd, dim: int = 0, dim_size: Any = None, reduce: str = "sum"
 ) -> Tensor:
+    if reduce == "mul":
+        from torch_geometric.nn.aggr import MulAggregation
+
+        return MulAggregation()(src, index, dim_size=dim_size, dim=dim)  # type: ignore[no-any-return]
+    if reduce not in OPS:
+        raise NotSupportedError(f"scatter: got reduce={reduce!r}, expected one of {', '.join(OPS)}")
     return reduce_at(index, src, dim, OPS[reduce], dim_size)
+
+
+def degree(index: EdgeEnd, num_nodes: Any = None, dtype: Any = None) -> Tensor:
+    """[num_rows] edges that end in each row, or start in it on any rank."""
+    check_rows(index, "num_nodes", num_nodes)
+    return degrees_of(index).to(torch.get_default_dtype() if dtype is None else dtype)
+
+
+def gcn_norm(
+    edge_index: ShardedEdgeIndex, edge_weight: Any = None, num_nodes: Any = None,
+    improved: bool = False, add_self_loops: bool = True, flow: str = "source_to_target",
+    dtype: Any = None,
+) -> tuple[ShardedEdgeIndex, Tensor]:  # fmt: skip
+    """Weights D^-1/2 w D^-1/2 of the edges, lazily; without w there is no number an edge."""
+    if flow not in ("source_to_target", "target_to_source"):
+        raise ValueError(f"flow: got {flow!r}, expected 'source_to_target' or 'target_to_source'")
+    if add_self_loops:
+        fill = 2.0 if improved else 1.0
+        edge_index, edge_weight = add_remaining_self_loops(edge_index, edge_weight, fill, num_nodes)
+    row, col = edge_index.end(0), edge_index.end(1)
+    at = col if flow == "source_to_target" else row
+    check_rows(at, "num_nodes", num_nodes)
+    if edge_weight is None:
+        kind = Degrees("in" if at.side == "v" else "out", -0.5, 0.0)
+        dtype = torch.get_default_dtype() if dtype is None else dtype
+        factor: Any = degree_factor(as_stored(at.graph.scope().relation, "gcn_norm"), dtype, kind)
+        return edge_index, take(factor, 0, row) * take(factor, 0, col)
+    degrees = reduce_at(at, edge_weight, 0, "sum", num_nodes)
+    factor = degrees.pow(-0.5).masked_fill(degrees == 0, 0.0)
+    return edge_index, take(factor, 0, row) * edge_weight * take(factor, 0, col)
 
 
 def softmax(
@@ -86,4 +126,10 @@ REPLACED: dict[tuple[str, str], tuple[int, str, Callable]] = {
     ("torch_geometric.utils.loop", "add_remaining_self_loops"): (
         0, "edge_index", add_remaining_self_loops,
     ),
+    ("torch_geometric.utils._degree", "degree"): (0, "index", degree),
+    ("torch_geometric.nn.conv.gcn_conv", "gcn_norm"): (0, "edge_index", gcn_norm),
+    **{
+        ("torch_geometric.nn.aggr", f"{name}.forward"): (2, "index", function)
+        for name, function in AGGREGATIONS.items()
+    },
 }  # fmt: skip
