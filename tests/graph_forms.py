@@ -119,7 +119,7 @@ def pyg_object(graph: GraphArrays, folder: Path) -> Source:
         store.train_mask, store.val_mask = columns["train_mask"], columns["val_mask"]
     for etype, columns in graph.edge_data.items():
         store = data if graph.is_homogeneous else data[etype]
-        store.edge_weight, store.type = columns["weight"], columns["type"]
+        store.weight, store.type = columns["weight"], columns["type"]
     return Source(data, _with_rows(graph))
 
 

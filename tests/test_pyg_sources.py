@@ -36,7 +36,7 @@ def check_pyg(graph: GraphArrays) -> None:
     assert torch.equal(nodes["feat"], torch.from_numpy(FEAT)) and nodes["label"].dim() == 1
     assert nodes["train_mask"].dtype == torch.bool
     assert {name: tuple(one.shape) for name, one in edges.items()} == {
-        "feat": (EDGES, 1), "weight": (EDGES,), "time": (EDGES,)
+        "feat": (EDGES, 1), "edge_weight": (EDGES,), "time": (EDGES,)
     }  # fmt: skip
 
 

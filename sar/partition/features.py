@@ -33,7 +33,8 @@ class FeatureStore(MutableMapping):
     """Named feature tensors, read from the mapped file at each access and never cached.
 
     ``store[name]`` is a fresh CPU tensor; assigning a name keeps that tensor in memory instead.
-    uint8 features whose name ends in ``_mask`` are read as bool, because the files have no bool.
+    uint8 features whose name ends in ``_mask`` or ``_masks`` are read as bool, because the files
+    have no bool.
     """
 
     def __init__(self, columns: Mapping[str, Column] | None = None) -> None:
@@ -86,6 +87,10 @@ class FeatureStore(MutableMapping):
         if _is_mask(name, item.dtype):
             return lambda start, stop: item.read(start, stop).ne(0)
         return item.read
+
+    def in_memory(self, name: str) -> bool:
+        """Whether a feature is a tensor that was assigned."""
+        return isinstance(self._items.get(name), Tensor)
 
     def info(self, name: str) -> tuple[torch.dtype, tuple[int, ...]]:
         """``(dtype, shape)`` of a feature, without reading it."""
@@ -142,7 +147,7 @@ def _unknown(name: object, known: list[str]) -> str:
 
 
 def _is_mask(name: str, dtype: torch.dtype) -> bool:
-    return dtype == torch.uint8 and name.endswith("_mask")
+    return dtype == torch.uint8 and name.endswith(("_mask", "_masks"))
 
 
 class Keys:

@@ -72,6 +72,8 @@ class EdgeTensor(EdgeRows):
         eager_args, kwargs = tree_map(eager, (args, kwargs))
         before = [version_of(eager_args[0])] if first is (*args, None)[0] else []
         result = func(*eager_args, **kwargs)
+        if func is Tensor.__deepcopy__:
+            return cls(stored_values(result, first.axis), result, first.scope, first.axis)
         if before and (writes or before != [version_of(eager_args[0])]):
             # Later functions see the write.
             args[0].rebind(stored_values(eager_args[0], args[0].axis))
@@ -125,6 +127,11 @@ def _refuse_places(func: Callable, x: EdgeTensor, kwargs: dict[str, Any]) -> Non
         raise NotSupportedError(
             f"{name}: got an edge tensor {tuple(x.shape)}, whose shape stays; expected "
             f"{name.removesuffix('_')}, which gives a view"
+        )
+    if func is Tensor.requires_grad_:
+        raise NotSupportedError(
+            f"{name}: got an edge tensor {tuple(x.shape)}, expected a tensor [num_edges, ..] that "
+            "asks for a gradient, such as a parameter, in its place"
         )
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from sar.errors import MissingDependencyError
+from sar.frontends.pyg.columns import edge_name, node_name
+from sar.frontends.pyg.data import import_data, is_unnamed
 from sar.partition.arrays import ORIG_EID
 from sar.sampling.batch import NO_EDGES, Drawn, tensors, without
 from sar.sampling.link_inputs import Links
@@ -15,14 +15,10 @@ from sar.sampling.link_inputs import Links
 
 def pyg_data(drawn: Drawn) -> Any:
     """``Data``, or ``HeteroData`` where there are several types, as PyG's loaders give them."""
-    try:
-        from torch_geometric.data import Data, HeteroData
-    except ImportError as error:
-        raise MissingDependencyError(
-            "PyG's data needs torch_geometric: pip install torch_geometric"
-        ) from error
-    batch, is_one = tensors(drawn), drawn.types.is_homogeneous
-    data = Data() if is_one else HeteroData()
+    made, hetero = import_data()
+    batch, types = tensors(drawn), drawn.types
+    is_one = is_unnamed(types.ntypes, types.canonical_etypes)
+    data = made() if is_one else hetero()
     for ntype, ids in batch.node_ids.items():
         store = data if is_one else data[ntype]
         store.n_id, store.num_nodes = ids, len(ids)
@@ -30,7 +26,8 @@ def pyg_data(drawn: Drawn) -> Any:
             store.num_sampled_nodes = batch.num_nodes[ntype]
         if ntype in batch.trees:
             store.batch = batch.trees[ntype]
-        _rename(store, batch.node_data[ntype], {"feat": "x", "label": "y"})
+        for name, values in batch.node_data[ntype].items():
+            store[node_name(name)] = values
     for etype, columns in batch.edge_data.items():
         store = data if is_one else data[etype]
         hops = [edges.get(etype, NO_EDGES) for edges in batch.edges]
@@ -40,7 +37,9 @@ def pyg_data(drawn: Drawn) -> Any:
         if drawn.is_by_hop:
             store.num_sampled_edges = [len(one.src) for one in hops]
         store.e_id = columns.get(ORIG_EID, torch.cat([hop.eid for hop in hops]))
-        _rename(store, without(columns, ORIG_EID), {"feat": "edge_attr"})
+        taken = list(store.keys()) if is_one else None
+        for name, values in without(columns, ORIG_EID).items():
+            store[edge_name(name, taken)] = values
     seeds = data if is_one else data[drawn.input_type]
     seeds.input_id = batch.input_id
     if batch.links is not None:
@@ -65,9 +64,3 @@ def _put_links(data: Any, links: Links, etype: Any, is_one: bool) -> None:
     dst.dst_neg_index = links.negative.squeeze(1)  # [B] for one each
     if links.time is not None:
         src.seed_time = dst.seed_time = links.time
-
-
-def _rename(store: Any, columns: dict[str, Tensor], names: dict[str, str]) -> None:
-    """Store columns, by PyG's names where these differ from DGL's."""
-    for name, values in columns.items():
-        store[names.get(name, name)] = values

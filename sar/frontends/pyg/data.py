@@ -4,40 +4,137 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+from torch import Tensor
+
+from sar.comm import current_group
 from sar.config import Policy
+from sar.errors import MissingDependencyError, NotSupportedError
 from sar.frontends.pyg import functions  # noqa: F401  (fills in what is known of indices)
+from sar.frontends.pyg.columns import edge_name, names_of, node_name, read_later, stored_column
 from sar.frontends.pyg.graph import EdgeGraph
 from sar.frontends.pyg.index import ShardedEdgeIndex
 from sar.frontends.pyg.patches import install
 from sar.graph.build import structure_of
+from sar.graph.store import Structure
+from sar.partition.arrays import ETYPE_HOMO, NTYPE_HOMO, ORIG_EID, ORIG_ID
+from sar.partition.book import EType
 from sar.partition.load import PartitionData
 
-_NAMES = {"feat": "x", "label": "y"}
+_OLDEST = (2, 6)
 
 
 def construct_full_graph(partition_data: PartitionData, policy: Policy | None = None) -> Any:
-    """PyG's ``Data``, or ``HeteroData`` where there are several types, of this rank's rows."""
-    from torch_geometric.data import Data, HeteroData
+    """PyG's own ``Data``, or ``HeteroData``, of this rank's rows of the whole graph; collective.
 
+    Columns have PyG's names: ``feat`` is ``x``, ``label`` is ``y``, ``feat`` of edges is
+    ``edge_attr``; all others keep theirs. Where nodes and edges share a store and a name, that of
+    the edges gets ``edge_`` before it. Rows of nodes are tensors on the device of the loaded edges.
+    Columns of edges are lazy [num_edges, ...], and read from their file when they are needed first.
+
+    Args:
+        partition_data: what :func:`sar.load_partition_data` gave.
+        policy: how halos stream; ``None`` follows :class:`sar.Config` at each call.
+
+    Returns:
+        ``Data`` for a graph of one type without a name, else ``HeteroData``. ``edge_index`` is an
+        int64 [2, num_edges] of the edges that end in this rank's nodes. PyG's layers take rows by
+        it and sum by it, over all ranks; its numbers cannot be read. ``n_id`` int64 [num_nodes] and
+        ``e_id`` int64 [num_edges], lazy, are the rows that nodes and edges had in the graph which
+        was cut, as in PyG's mini-batches; the partitioning's own ids where it keeps no others.
+
+    Raises:
+        PartitionError: on every rank, when there are not as many parts as ranks, or when a rank
+            has another part than its own.
+        TypeError: on every rank, for another ``partition_data`` or ``policy`` on any of them.
+        MissingDependencyError, NotSupportedError: on every rank, where any has no torch_geometric,
+            one older than 2.6, or another version than the others.
+        CommError: a rank needs a row that its owner does not have.
+    """
+    check_library()
     install()
-    graph = EdgeGraph(structure_of(partition_data, policy), None, policy)
-    is_one = graph.is_homogeneous
-    data = Data() if is_one else HeteroData()
+    return data_of(structure_of(partition_data, policy), partition_data, policy)
+
+
+def check_library() -> None:
+    """Raise on every rank unless all have the same version of PyG, of those that are known."""
+    alike = dict[str, Any]()
+    with current_group().agreed("torch_geometric", alike):
+        import_data()
+        import torch_geometric
+
+        version = alike["version"] = torch_geometric.__version__
+        if tuple(map(int, version.split(".")[:2])) < _OLDEST:
+            raise NotSupportedError(f"torch_geometric: got {version}, expected 2.6 or newer")
+
+
+def import_data() -> tuple[Any, Any]:
+    """PyG's ``Data`` and ``HeteroData``; raises ``MissingDependencyError``."""
+    try:
+        from torch_geometric.data import Data, HeteroData
+    except ImportError as error:
+        raise MissingDependencyError(
+            "PyG's data needs torch_geometric: pip install torch_geometric"
+        ) from error
+    return Data, HeteroData
+
+
+def is_unnamed(ntypes: list[str], etypes: list[EType]) -> bool:
+    """Whether nodes and edges are of one type that nobody named: a ``Data``."""
+    return ntypes == [NTYPE_HOMO] and etypes == [ETYPE_HOMO]
+
+
+def data_of(
+    structure: Structure,
+    given: PartitionData,
+    policy: Policy | None,
+    positions: dict[EType, Tensor] | None = None,
+) -> Any:
+    """A structure's rows and edges as PyG's data; int64 ``positions`` of edges: some, else all."""
+    graph = EdgeGraph(structure, None, policy)
+    is_one = is_unnamed(graph.ntypes, graph.canonical_etypes)
+    made, hetero = import_data()
+    data = made() if is_one else hetero()
     for ntype in graph.ntypes:
-        store = data if is_one else data[ntype]
-        store.num_nodes = graph.num_nodes(ntype)
-        for key in partition_data.node_features:
-            kind, _, name = key.rpartition("/")
-            if kind == ntype:
-                store[_NAMES.get(name, name)] = partition_data.node_features[key].to(graph.device)
+        rows = None if positions is None else structure.src_rows[ntype]
+        _put_nodes(data if is_one else data[ntype], ntype, graph, given, rows)
     for etype in graph.canonical_etypes:
-        store = data if is_one else data[etype]
-        part = graph if is_one else EdgeGraph(graph._store, [etype], policy)
-        part.whole = graph
-        store.edge_index = ShardedEdgeIndex(part)
-        for key in partition_data.edge_features:
-            kind, _, name = key.rpartition("/")
-            if kind == ":".join(etype):
-                values = partition_data.edge_features[key].to(graph.device)
-                store["edge_attr" if name == "feat" else name] = part.edge_columns(values, name)
+        some = None if positions is None else positions[etype]
+        own = graph if is_one else EdgeGraph(structure, [etype], policy)
+        own.whole = graph
+        _put_edges(data if is_one else data[etype], etype, own, given, some, is_one)
     return data
+
+
+def _put_nodes(
+    store: Any, ntype: str, graph: EdgeGraph, given: PartitionData, rows: Tensor | None
+) -> None:
+    store.num_nodes = graph.num_nodes(ntype)
+    columns, ids = given.node_features, f"{ntype}/{ORIG_ID}"
+    for key, name in names_of(columns, ntype):
+        store[node_name(name)] = _chosen(columns[key], rows).to(graph.device)
+    own = torch.arange(*given.book.node_ranges[ntype][given.part_id].tolist())
+    n_id = store[ORIG_ID].long() if ids in columns else _chosen(own, rows)
+    store.n_id = n_id.to(graph.device)
+
+
+def _put_edges(
+    store: Any, etype: EType, graph: EdgeGraph, given: PartitionData, some: Tensor | None,
+    is_one: bool,
+) -> None:  # fmt: skip
+    store.edge_index = ShardedEdgeIndex(graph)
+    columns, kind = given.edge_features, ":".join(etype)
+    taken = list(store.keys()) if is_one else None
+    for key, name in names_of(columns, kind):
+        store[edge_name(name, taken)] = stored_column(graph, columns, key, name, some)
+    first, last = given.book.edge_ranges[etype][given.part_id].tolist()
+    key = f"{kind}/{ORIG_EID}"
+
+    def ids() -> Tensor:
+        return _chosen(columns[key].long() if key in columns else torch.arange(first, last), some)
+
+    store.e_id = read_later(graph, ids, torch.int64, (), "e_id")
+
+
+def _chosen(column: Tensor, rows: Tensor | None) -> Tensor:
+    return column if rows is None else column.index_select(0, rows.to(column.device))

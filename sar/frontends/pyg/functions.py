@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from sar.errors import NotSupportedError
-from sar.frontends.pyg.index import EdgeEnd, EdgeMask, ShardedEdgeIndex, Symbol
+from sar.frontends.pyg.index import EdgeEnd, EdgeMask, ShardedEdgeIndex, Symbol, unknown
 from sar.frontends.pyg.looks import (
     LOOKS,
     cat,
@@ -203,6 +203,13 @@ def _all(mask: EdgeMask) -> Tensor:
     return ~_any(_not(mask))
 
 
+def _sum(mask: EdgeMask) -> Tensor:
+    """How many loops there are on all ranks; other masks are counted as sizes, of this rank."""
+    if mask.kind != "loops":
+        raise unknown(Tensor.sum, EdgeMask)
+    return mask.graph.group.all_reduce(mask.values.sum())
+
+
 # -- the table -----------------------------------------------------------------------------------
 
 
@@ -246,5 +253,6 @@ EdgeMask.handlers = (
         **dict.fromkeys([*named("logical_not", "bitwise_not"), Tensor.__invert__], _not),
         **dict.fromkeys(named("any"), _any),
         **dict.fromkeys(named("all"), _all),
+        **dict.fromkeys(named("sum"), _sum),
     }
 )

@@ -159,7 +159,10 @@ LOOKS: dict[Callable, Callable] = {
     **dict.fromkeys(named("numel"), _numel),
     **dict.fromkeys(named("nelement"), _numel),
     Tensor.to: _to,
-    **dict.fromkeys([Tensor.cpu, Tensor.long, *named("contiguous", "clone", "detach")], _same),
+    **dict.fromkeys(
+        [Tensor.cpu, Tensor.long, Tensor.__deepcopy__, *named("contiguous", "clone", "detach")],
+        _same,
+    ),
     **dict.fromkeys(named("max"), _max),
     **dict.fromkeys(named("min"), _min),
     Tensor.__len__: lambda x: int(x.looks()[0]),

@@ -7,6 +7,7 @@ import warnings
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -24,9 +25,11 @@ from sar.partition.arrays import (
 )
 from sar.partition.sources.idmap import check_dense
 
-_NODE_NAMES = {"x": "feat", "y": "label"}
-_EDGE_NAMES = {"edge_attr": "feat", "edge_weight": "weight", "edge_time": "time"}
+NODE_NAMES = {"x": "feat", "y": "label"}
+EDGE_NAMES = {"edge_attr": "feat"}
+TIME_NAMES = {"edge_time": "time"}  # of edges that share their names with nodes
 _STRUCTURE = ("edge_index", "num_nodes", "batch", "ptr")
+_PAIRS = ("edge_label_index", "pos_edge_label_index", "neg_edge_label_index")
 _COUNTED = ("x", "pos", "train_mask", "val_mask", "test_mask", "n_id")  # a row for each node
 _WIDER = {torch.uint16: torch.int32, torch.uint32: torch.int64, torch.uint64: torch.int64}
 _GLOBAL = "_global_store"
@@ -124,7 +127,7 @@ def _is_hetero(content: Mapping) -> bool:
 def _homogeneous(content: Mapping, name: str) -> GraphArrays:
     ends = _ends(content, "the graph")
     count = _count(content, list(ends), "the graph")
-    nodes, edges = _split(content, count, len(ends[0]))
+    nodes, edges = _split(content, count, len(ends[0]), times=TIME_NAMES)
     graph = GraphArrays(name, {NTYPE_HOMO: count}, {ETYPE_HOMO: ends}, {NTYPE_HOMO: nodes})
     if edges:
         graph.edge_data[ETYPE_HOMO] = edges
@@ -133,12 +136,13 @@ def _homogeneous(content: Mapping, name: str) -> GraphArrays:
 
 def _hetero(content: Mapping, name: str) -> GraphArrays:
     stores = {k: v for k, v in content.items() if k != _GLOBAL and isinstance(v, Mapping)}
-    etypes = sorted(k for k in stores if isinstance(k, tuple))
+    etypes = [k for k in stores if isinstance(k, tuple)]  # types keep their order
     for etype in etypes:
         is_good = len(etype) == 3 and all(isinstance(part, str) for part in etype)
         need(is_good, f"edge type {etype!r}, expected (source, relation, destination)")
     ends = {etype: _ends(stores[etype], repr(etype)) for etype in etypes}
-    ntypes = sorted({k for k in stores if isinstance(k, str)} | {t for e in etypes for t in e[::2]})
+    named = [k for k in stores if isinstance(k, str)]
+    ntypes = list(dict.fromkeys([*named, *(ntype for etype in etypes for ntype in etype[::2])]))
     counts, node_data, edge_data = {}, {}, {}
     for ntype in ntypes:
         ids = [ends[e][side] for e in etypes for side in (0, 1) if e[2 * side] == ntype]
@@ -186,22 +190,32 @@ def _count(store: Mapping, ids: list[Tensor], where: str) -> int:
 
 
 def _split(
-    store: Mapping, nodes: int | None, edges: int | None, where: str = ""
+    store: Mapping,
+    nodes: int | None,
+    edges: int | None,
+    where: str = "",
+    times: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     node_data: dict[str, Tensor] = {}
     edge_data: dict[str, Tensor] = {}
-    left = []
+    left, edge_names = [], {**EDGE_NAMES, **times}
     for key, value in store.items():
         if key in _STRUCTURE or value is None:
             continue
+        need(
+            key not in _PAIRS,
+            f"{key}{where} of RandomLinkSplit: pairs that are no edges are not cut; expected all "
+            "edges in edge_index, and which of them are trained on in a bool column of edges, "
+            "such as edge_train_mask",
+        )
         tensor, name = _tensor(value), str(key)
         is_column = tensor is not None and tensor.dim() and tensor.dtype in STORED_DTYPES
         rows = len(tensor) if tensor is not None and is_column else -1
         of_edges = rows == edges
         if rows == nodes and not (of_edges and name.startswith("edge_")):
-            _put(node_data, _NODE_NAMES.get(name, name), tensor, ORIG_ID)
+            _put(node_data, NODE_NAMES.get(name, name), tensor, ORIG_ID)
         elif of_edges:
-            _put(edge_data, _EDGE_NAMES.get(name, name), tensor, ORIG_EID)
+            _put(edge_data, edge_names.get(name, name), tensor, ORIG_EID)
         else:
             left.append(name)
     if left:
@@ -215,6 +229,9 @@ def _put(data: dict[str, Tensor], name: str, value: Any, reserved: str) -> None:
     need(name != reserved, f"a tensor is named {name!r}, which is added: the row of the input")
     if name.endswith(("_mask", "_masks")):
         value = value.bool()
+    elif value.dtype == torch.bool:
+        what = f"{name!r} is bool, and is read again as uint8"
+        warnings.warn(f"{what}; expected a name that ends in _mask", stacklevel=5)
     if name == "label":
         value = value[:, 0] if value.dim() == 2 and value.shape[1] == 1 else value
         value = value.long() if value.dim() == 1 and not value.dtype.is_floating_point else value
@@ -227,5 +244,7 @@ def _tensor(value: Any) -> Tensor | None:
         value = torch.from_numpy(np.ascontiguousarray(value))
     if not isinstance(value, Tensor) or value.layout != torch.strided:
         return None
+    if hasattr(value, "as_tensor"):  # EdgeIndex and Index
+        value = value.as_tensor()
     value = value.detach().cpu()
     return value.to(_WIDER.get(value.dtype, value.dtype))
