@@ -27,6 +27,7 @@ SCRIPTS = [
     "train_sage.py", "custom_udf_layer.py", "batch_norm.py", "mfg_training.py", "gat.py",
     "appnp.py", "sign.py", "correct_and_smooth.py", "link_prediction.py", "sampled_sage.py",
     "sampled_pyg.py", "sampled_links.py --epochs=12", "sampled_temporal.py",
+    "pyg_gcn.py", "pyg_gat.py --norm=graph", "pyg_own_layer.py",
 ]  # fmt: skip
 HETERO, SAMPLED_HETERO, SERVED = "rgcn_hetero.py", "sampled_hetero.py", "server_client.py"
 ENVIRONMENT = {
