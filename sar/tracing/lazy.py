@@ -6,6 +6,7 @@ reduce it over all edges (:mod:`sar.tracing.edge_reduce`), or get the local edge
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -19,7 +20,7 @@ from sar.graph.view import Scope
 from sar.tracing.calls import is_read
 from sar.tracing.edge_reduce import reduction_of
 from sar.tracing.edge_rows import EdgeRows, eager, node_of, stored, stored_values
-from sar.tracing.nodes import NumEdges
+from sar.tracing.nodes import EdgesCounted, NumEdges
 from sar.tracing.recording import CannotRecord, record, record_again
 
 __all__ = ["CannotRecord", "EdgeTensor", "Scope", "eager", "node_of", "stored"]
@@ -95,8 +96,10 @@ class EdgeTensor(EdgeRows):
 
 
 def with_count(found: Any, x: EdgeRows, dim: int | None = None) -> Any:
-    """What ``size`` or ``shape`` gave, in which the number of edges is a :class:`NumEdges`."""
+    """What ``size``, ``shape`` or ``numel`` gave, in which edges are :class:`EdgesCounted`."""
     count = NumEdges.of(x.scope.relation)
+    if type(found) is int and dim is None:
+        return EdgesCounted.of(x.scope.relation, math.prod(x.kind[0]))
     if dim is not None:
         return count if dim % x.dim() == x.axis else found
     return torch.Size((*found[: x.axis], count, *found[x.axis + 1 :]))
@@ -190,7 +193,7 @@ _VIEWS: dict[Callable, Callable[[Tensor], Tensor]] = {
     Tensor.imag.__get__: torch.imag,  # type: ignore[attr-defined]
 }
 
-SIZES = {Tensor.size, Tensor.shape.__get__}  # type: ignore[attr-defined]
+SIZES = {Tensor.size, Tensor.numel, torch.numel, Tensor.shape.__get__}  # type: ignore[attr-defined]
 # Made with sizes that are given, of dtype and device of the tensor.
 _FILLED = {Tensor.new_zeros, Tensor.new_ones, Tensor.new_full, Tensor.new_empty}
 
@@ -198,6 +201,7 @@ METADATA = {
     Tensor.dim,
     Tensor.size,
     Tensor.numel,
+    torch.numel,
     Tensor.is_floating_point,
     Tensor.is_complex,
     Tensor.__len__,

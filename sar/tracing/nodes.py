@@ -250,8 +250,8 @@ class Softmax(Node):
         return (values[id(self.scores)] - largest - log_sum).exp().to(self.dtype)
 
 
-class NumEdges(int):
-    """The number of a rank's edges as a size, told apart from other numbers that are as large.
+class EdgesCounted(int):
+    """A number of this rank's edges, or of numbers that they have, in sizes of tensors.
 
     A rank without edges takes the way that all others take: what compares with 0 is the number of
     edges on all ranks.
@@ -260,9 +260,10 @@ class NumEdges(int):
     everywhere: int
 
     @classmethod
-    def of(cls, relation: AnyRelation) -> NumEdges:
-        made = cls(relation.num_edges)
-        made.everywhere = relation.num_edges_global
+    def of(cls, relation: AnyRelation, each: int = 1) -> Any:
+        """``each`` for every edge."""
+        made = cls(relation.num_edges * each)
+        made.everywhere = relation.num_edges_global * each
         return made
 
     def __eq__(self, other: object) -> bool:
@@ -278,6 +279,10 @@ class NumEdges(int):
         return self.everywhere > 0
 
     __hash__ = int.__hash__
+
+
+class NumEdges(EdgesCounted):
+    """The number of a rank's edges as a size, told apart from other numbers that are as large."""
 
 
 def _is_zero(value: object) -> bool:

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from sar._private import without_overrides
 from sar.errors import NotSupportedError
-from sar.frontends.pyg.index import EdgeEnd, EdgeMask, ShardedEdgeIndex, Symbol
-from sar.tracing.nodes import NumEdges
+from sar.frontends.pyg.index import EdgeEnd, ShardedEdgeIndex, Symbol
+from sar.tracing.nodes import EdgesCounted, NumEdges
 
 
 def kinds(item: Any) -> str:
@@ -29,8 +29,8 @@ def _size(x: Any, dim: int | None = None) -> Any:
 
 
 def _numel(x: Any) -> int:
-    count = NumEdges.of(x.graph.scope().relation)
-    return count if isinstance(x, (EdgeMask, EdgeEnd)) else 2 * int(count)
+    relation = x.graph.scope().relation
+    return EdgesCounted.of(relation, 2 if isinstance(x, ShardedEdgeIndex) else 1)
 
 
 def _to(x: Any, *args: Any, **kwargs: Any) -> Any:

@@ -90,7 +90,7 @@ def _error(name: str, why: str) -> NotSupportedError:
 
 
 def _are_sharded(args: Any, kwargs: Any) -> bool:
-    """Whether edges of a sharded graph are among arguments, or as many rows as a rank has of one."""
+    """Whether edges of a sharded graph are among arguments, or as many rows as a rank has."""
     leaves = tree_leaves((args, kwargs))
     if any(isinstance(leaf, Symbol) for leaf in leaves):
         return True
