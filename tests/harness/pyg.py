@@ -22,9 +22,9 @@ def whole(
     """Results of a layer of PyG's on the whole graph, by name."""
     layer = copy.deepcopy(layer)
     x = x.clone().requires_grad_()
-    columns = {name: _asking(values) for name, values in columns.items()}
+    columns = {name: asking(values) for name, values in columns.items()}
     out = case(layer, x, torch.stack(graph.edges[ETYPE_HOMO]), columns)
-    (out * _probe(out.shape, torch.arange(len(out)))).sum().backward()
+    (out * probe(out.shape, torch.arange(len(out)))).sum().backward()
     return _found(layer, out, x, columns)
 
 
@@ -45,10 +45,10 @@ def sharded(
         index = shown.edge_index
         mine = copy.deepcopy(layer)
         rows = x[nids].clone().requires_grad_()
-        stored = {name: _asking(values[eids]) for name, values in columns.items()}
+        stored = {name: asking(values[eids]) for name, values in columns.items()}
         lazy = {name: index.graph.edge_columns(v, name) for name, v in stored.items()}
         out = case(mine, rows, index, lazy)
-        (out * _probe(out.shape, nids)).sum().backward()
+        (out * probe(out.shape, nids)).sum().backward()
         return nids, eids, _found(mine, out, rows, stored)
 
     ranks = run_threads(parts, run)
@@ -86,11 +86,11 @@ def compare(expected: dict, got: dict, tolerance: float) -> float:
     return worst
 
 
-def _asking(values: Tensor) -> Tensor:
+def asking(values: Tensor) -> Tensor:
     return values.clone().requires_grad_() if values.is_floating_point() else values
 
 
-def _probe(shape: Any, ids: Tensor) -> Tensor:
+def probe(shape: Any, ids: Tensor) -> Tensor:
     flat = torch.arange(1, 1 + int(torch.Size(shape[1:]).numel()), dtype=torch.float64)
     rows = torch.sin((ids.double() + 1).unsqueeze(1) * 0.7 + flat * 1.3)
     return rows.view(len(ids), *shape[1:])

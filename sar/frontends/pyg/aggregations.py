@@ -118,6 +118,11 @@ def _refuse_mailbox(module: Any, index: EdgeEnd) -> None:
             f"{name}: got sources to aggregate at; expected destinations, where all edges of a "
             "node are on its rank (flow='source_to_target')"
         )
+    if index.graph.may_have_more_rows:
+        raise NotSupportedError(
+            f"{name}: got edges of several relations behind each other; expected those of one, or "
+            "sums, means and extremes"
+        )
     for part in module.modules():
         if isinstance(part, NormBase) and (part.training or part.running_mean is None):
             raise NotSupportedError(

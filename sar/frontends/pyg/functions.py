@@ -14,9 +14,9 @@ from torch import Tensor
 
 from sar.errors import NotSupportedError
 from sar.frontends.pyg.index import EdgeEnd, EdgeMask, ShardedEdgeIndex, Symbol, unknown
+from sar.frontends.pyg.joined import OF_ENDS, OF_INDICES, take_end
 from sar.frontends.pyg.looks import (
     LOOKS,
-    cat,
     expand,
     expand_as,
     flip,
@@ -24,7 +24,6 @@ from sar.frontends.pyg.looks import (
     kinds,
     named,
     shaped,
-    stack,
     turned,
     unbind,
     unsqueeze,
@@ -40,12 +39,14 @@ from sar.tracing.reducing import rows_of
 def take(x: Tensor, dim: int, end: EdgeEnd) -> Tensor:
     """Rows of nodes along ``dim``, of the ends of the edges."""
     dim = dim % x.dim()
-    if isinstance(x, EdgeTensor) or x.shape[dim] != end.num_rows:
+    if isinstance(x, EdgeTensor) or not end.are_rows(x.shape[dim]):
         raise ValueError(
             f"index_select: got rows {tuple(x.shape)} along dimension {dim}, expected "
             f"{end.num_rows}, one for each of this rank's nodes"
         )
-    rows = rows_of(end.graph.scope(), end.side, x.movedim(dim, 0) if dim else x)
+    x = x.movedim(dim, 0) if dim else x
+    x = x if len(x) == end.num_rows else x[: end.num_rows]
+    rows = rows_of(end.graph.scope(), end.side, x)
     return rows.movedim(0, dim) if dim else rows
 
 
@@ -62,8 +63,10 @@ def _getitem(x: Any, item: Any) -> Any:
 
 
 def _item_of_index(index: ShardedEdgeIndex, item: Any) -> Any:
+    if isinstance(item, tuple) and item[1:] == (slice(None),):
+        item = item[0]
     if isinstance(item, int) and -2 <= item < 2:
-        return index.end(item % 2)
+        return take_end(index, item % 2)
     if item in ([0, 1], [1, 0]) or isinstance(item, slice) and item == slice(None):
         return index if item != [1, 0] else turned(index)
     if isinstance(item, tuple) and len(item) == 2 and item[0] == slice(None):
@@ -219,16 +222,20 @@ _TAKE = {
     Tensor.__setitem__: _setitem,
 }
 
-ShardedEdgeIndex.handlers = LOOKS | {
-    Tensor.__getitem__: _getitem,
-    Tensor.__iter__: iterate,
-    **dict.fromkeys(named("unbind"), unbind),
-    **dict.fromkeys(named("flip"), flip),
-    **dict.fromkeys(named("cat", "concat"), cat),
-}
+ShardedEdgeIndex.handlers = (
+    LOOKS
+    | {
+        Tensor.__getitem__: _getitem,
+        Tensor.__iter__: iterate,
+        **dict.fromkeys(named("unbind"), unbind),
+        **dict.fromkeys(named("flip"), flip),
+    }
+    | OF_INDICES
+)
 EdgeEnd.handlers = (
     LOOKS
     | _TAKE
+    | OF_ENDS
     | {
         **dict.fromkeys(named("scatter_reduce_"), _scatter_reduce_),
         **dict.fromkeys(named("scatter_reduce"), _on_copy(_scatter_reduce_)),
@@ -241,7 +248,6 @@ EdgeEnd.handlers = (
         **dict.fromkeys(named("unsqueeze"), unsqueeze),
         **dict.fromkeys(named("expand"), expand),
         **dict.fromkeys(named("expand_as"), expand_as),
-        **dict.fromkeys(named("stack"), stack),
         **dict.fromkeys([*named("eq"), Tensor.__eq__], _compared("loops")),
         **dict.fromkeys([*named("ne"), Tensor.__ne__], _compared("others")),
     }

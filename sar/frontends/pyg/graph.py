@@ -20,10 +20,12 @@ class EdgeGraph(GraphView):
     Attributes:
         num_loops: how many times loops were added at every node.
         whole: the graph of all relations, which its group knows for as long as this is there.
+        may_have_more_rows: whether tensors of nodes may have rows behind those of the edges' ends.
     """
 
     num_loops = 0
     whole: EdgeGraph | None = None
+    may_have_more_rows = False
 
     def edge_columns(self, values: Tensor, name: str = "") -> EdgeTensor:
         """Lazy rows [num_edges, ...] of values of the relation's edges."""

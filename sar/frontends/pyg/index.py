@@ -67,16 +67,32 @@ class ShardedEdgeIndex(Symbol, GraphArgument):
 
     Attributes:
         order: ``"uv"``, or ``"vu"`` where destinations come first.
+        piece: the graph of the edges, whatever was added to their ends.
+        shifts: numbers that were added to its two rows; ``None``: none were.
     """
 
     handlers: dict[Callable, Handler] = {}
     order: str
+    piece: EdgeGraph
+    shifts: tuple[int, int] | None
 
     @staticmethod
-    def __new__(cls, graph: EdgeGraph, order: str = "uv") -> ShardedEdgeIndex:
+    def __new__(
+        cls, graph: EdgeGraph, order: str = "uv", shifts: tuple[int, int] | None = None
+    ) -> ShardedEdgeIndex:
         made = make_wrapper(cls, [2, graph.num_edges()], dtype=torch.int64, device=graph.device)
-        made.graph, made.order = graph, order
+        made.piece, made.order, made.shifts = graph, order, shifts
         return made
+
+    @property
+    def graph(self) -> EdgeGraph:  # type: ignore[override]
+        """The graph of the edges."""
+        if self.shifts is not None:
+            raise NotSupportedError(
+                "an edge index to which numbers were added, used by itself; expected torch.cat of "
+                "such indices along dimension 1"
+            )
+        return self.piece
 
     @property
     def sharded_graph(self) -> EdgeGraph:
@@ -85,10 +101,10 @@ class ShardedEdgeIndex(Symbol, GraphArgument):
 
     def end(self, place: int) -> EdgeEnd:
         """The sources (0), or the destinations (1), in the order that this has."""
-        return EdgeEnd(self.graph, self.order[place])
+        return EdgeEnd(self.piece, self.order[place], whole=self)
 
     def looks(self) -> list[int]:
-        return [2, NumEdges.of(self.graph.scope().relation)]
+        return [2, NumEdges.of(self.piece.scope().relation)]
 
 
 class EdgeEnd(Symbol):
@@ -97,17 +113,22 @@ class EdgeEnd(Symbol):
     Attributes:
         side: ``"u"``: sources; ``"v"``: destinations.
         axis: the one that edges are along.
+        whole: the edge index that it was taken from.
     """
 
     handlers: dict[Callable, Handler] = {}
     side: str
     axis: int
+    whole: ShardedEdgeIndex | None
 
     @staticmethod
-    def __new__(cls, graph: EdgeGraph, side: str, shape: Any = None, axis: int = 0) -> EdgeEnd:
+    def __new__(
+        cls, graph: EdgeGraph, side: str, shape: Any = None, axis: int = 0,
+        whole: ShardedEdgeIndex | None = None,
+    ) -> EdgeEnd:  # fmt: skip
         sizes = [graph.num_edges()] if shape is None else list(map(int, shape))
         made = make_wrapper(cls, sizes, dtype=torch.int64, device=graph.device)
-        made.graph, made.side, made.axis = graph, side, axis
+        made.graph, made.side, made.axis, made.whole = graph, side, axis, whole
         return made
 
     @property
@@ -115,6 +136,11 @@ class EdgeEnd(Symbol):
         """Rows of this rank that an end may be."""
         relation = self.graph.scope().relation
         return relation.num_src if self.side == "u" else relation.num_dst
+
+    def are_rows(self, count: Any) -> bool:
+        """Whether a tensor of so many rows has one for each of ``num_rows``."""
+        more = self.graph.may_have_more_rows and int(count) > self.num_rows
+        return more or int(count) == self.num_rows
 
     def looks(self) -> list[int]:
         sizes: list[int] = list(self.size_of_wrapper())

@@ -13,6 +13,7 @@ from importlib import import_module
 from threading import Lock
 from typing import Any
 
+from sar.frontends.pyg import hetero
 from sar.frontends.pyg.index import Symbol
 from sar.frontends.pyg.undistributed import refusals
 from sar.frontends.pyg.utilities import REPLACED
@@ -23,10 +24,14 @@ def install() -> None:
     with _lock:
         if _undo or "torch_geometric" not in sys.modules:
             return
-        for (module, name), (place, argument, function) in REPLACED.items():
+        for (module, name), (place, argument, function) in (REPLACED | hetero.REPLACED).items():
             _replace(import_module(module), name, place, argument, function)
         for kind, forward in refusals():
             _put(kind, "forward", kind.forward, forward)
+        for (module, name), wrap in hetero.WRAPPED.items():
+            *kinds, name = name.split(".")
+            holder = getattr(import_module(module), *kinds) if kinds else import_module(module)
+            _put(holder, name, vars(holder)[name], wrap(vars(holder)[name]))
 
 
 def uninstall() -> None:
@@ -74,7 +79,8 @@ def _for_symbols(original: Callable, place: int, argument: str, function: Callab
     @wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
         given = args[place] if len(args) > place else kwargs.get(argument)
-        chosen = function if isinstance(given, Symbol) else original
+        among = given.values() if isinstance(given, dict) else [given]
+        chosen = function if any(isinstance(one, Symbol) for one in among) else original
         return chosen(*args, **kwargs)
 
     return call

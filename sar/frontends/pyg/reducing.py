@@ -44,11 +44,19 @@ def reduce_at(end: EdgeEnd, rows: Tensor, dim: int, op: str, num_rows: Any = Non
     out = reduce_rows(messages, op, end.side)
     if not dtype.is_floating_point:
         out = out.to(dtype)
+    out = padded(out, num_rows)
     return out.movedim(0, dim) if dim else out
 
 
+def padded(out: Tensor, num_rows: Any = None) -> Tensor:
+    """[num_rows, ...] rows, zeros behind those of the ends of edges."""
+    if num_rows is None or int(num_rows) <= len(out):
+        return out
+    return torch.cat([out, out.new_zeros(int(num_rows) - len(out), *out.shape[1:])])
+
+
 def check_rows(end: EdgeEnd, name: str, count: Any) -> None:
-    if count is not None and int(count) != end.num_rows:
+    if count is not None and not end.are_rows(count):
         raise ValueError(
             f"{name}: got {int(count)}, expected {end.num_rows}, this rank's nodes at that end"
         )

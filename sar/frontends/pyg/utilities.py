@@ -13,7 +13,7 @@ from sar.errors import NotSupportedError
 from sar.frontends.pyg.aggregations import AGGREGATIONS
 from sar.frontends.pyg.functions import _masked, degrees_of, take
 from sar.frontends.pyg.index import EdgeEnd, EdgeMask, ShardedEdgeIndex
-from sar.frontends.pyg.reducing import OPS, check_rows, reduce_at, softmax_at
+from sar.frontends.pyg.reducing import OPS, check_rows, padded, reduce_at, softmax_at
 from sar.layers.gcn import Degrees, degree_factor
 from sar.tracing.edge_rows import eager
 
@@ -33,7 +33,8 @@ def scatter(
 def degree(index: EdgeEnd, num_nodes: Any = None, dtype: Any = None) -> Tensor:
     """[num_rows] edges that end in each row, or start in it on any rank."""
     check_rows(index, "num_nodes", num_nodes)
-    return degrees_of(index).to(torch.get_default_dtype() if dtype is None else dtype)
+    degrees = padded(degrees_of(index), num_nodes)
+    return degrees.to(torch.get_default_dtype() if dtype is None else dtype)
 
 
 def gcn_norm(

@@ -1,0 +1,138 @@
+"""PyG's models of several types, unmodified, on ranks: equal to the whole graph in one process."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from harness.graphs import NUM_FEATURES as WIDTH
+from harness.graphs import hetero, shop, sparse_hetero
+from harness.parts import Cutter
+from harness.pyg import compare
+from harness.pyg_hetero import inputs, sharded, whole
+from torch import Tensor, nn
+from torch_geometric import nn as pyg
+
+import sar
+
+ONCE, STRICT = sar.Policy(rounds=1), sar.Policy(block_bytes=256)
+SETTINGS = [  # graph, parts, cut, policy
+    (shop, 3, "random", STRICT),
+    (hetero, 2, "metis", ONCE),
+    (sparse_hetero, 4, "adversarial", STRICT),
+    (hetero, 4, "adversarial", ONCE),
+    (sparse_hetero, 2, "random", ONCE),
+    (shop, 1, "random", STRICT),
+]
+
+
+class Message(pyg.MessagePassing):
+    """A message of a user's own, between rows of one or of two types."""
+
+    def __init__(self, width: int, out: int) -> None:
+        super().__init__(aggr="mean")
+        self.ends, self.own = pyg.Linear(width, out), pyg.Linear(width, out)
+
+    def reset_parameters(self) -> None:
+        self.ends.reset_parameters()
+        self.own.reset_parameters()
+
+    def forward(self, x: Any, edge_index: Tensor) -> Tensor:
+        x = (x, x) if isinstance(x, Tensor) else x
+        return self.propagate(edge_index, x=x) + self.own(x[1])
+
+    def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+        return torch.tanh(self.ends(x_j - x_i))
+
+
+class Stack(nn.Module):
+    """Two layers with a function of nodes between."""
+
+    def __init__(self, make: Callable[[int, int], nn.Module]) -> None:
+        super().__init__()
+        self.first, self.second = make(WIDTH, 5), make(5, 3)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.second(torch.tanh(self.first(x, edge_index)), edge_index)
+
+
+def _each(make: Callable[[], nn.Module], **options: Any) -> Callable[[tuple], nn.Module]:
+    return lambda metadata: pyg.HeteroConv({e: make() for e in metadata[1]}, **options)
+
+
+def _turned(make: Callable[..., nn.Module]) -> Callable[[tuple], nn.Module]:
+    return lambda metadata: pyg.to_hetero(Stack(make), metadata)
+
+
+def _shared(make: Callable[..., nn.Module]) -> Callable[[tuple], nn.Module]:
+    return lambda metadata: pyg.to_hetero_with_bases(
+        Stack(make), metadata, num_bases=2, in_channels={"x": WIDTH}
+    )
+
+
+def plain(model: Any, x: dict, edges: dict, weights: dict) -> dict:
+    return {ntype: out for ntype, out in model(x, edges).items() if out is not None}
+
+
+def weighted(model: Any, x: dict, edges: dict, weights: dict) -> dict:
+    return model(x, edges, edge_weight_dict=weights)
+
+
+def attributed(model: Any, x: dict, edges: dict, weights: dict) -> dict:
+    return model(x, edges, edge_attr_dict={e: w.view(-1, 1) for e, w in weights.items()})
+
+
+def _case(name: str, make: Callable, call: Callable = plain, *, to_all: bool = False) -> Any:
+    """``to_all``: the model wants each type to have an incoming relation."""
+    return pytest.param(make, call, to_all, id=name)
+
+
+BOTH, HEADS = (WIDTH, WIDTH), {"heads": 2, "add_self_loops": False}
+MODELS = [
+    _case("sage", _each(lambda: pyg.SAGEConv(BOTH, 4))),
+    _case("sage-max", _each(lambda: pyg.SAGEConv(BOTH, 4, aggr="max"), aggr="mean")),
+    _case("gat", _each(lambda: pyg.GATConv(BOTH, 4, edge_dim=1, **HEADS)), attributed),
+    _case("gatv2", _each(lambda: pyg.GATv2Conv(BOTH, 4, **HEADS), aggr="cat")),
+    _case("graph", _each(lambda: pyg.GraphConv(BOTH, 4), aggr="max"), weighted),
+    _case("transformer", _each(lambda: pyg.TransformerConv(BOTH, 4, edge_dim=1)), attributed),
+    _case("gin", _each(lambda: pyg.GINConv(nn.Linear(WIDTH, 4)), aggr=None)),
+    _case("own", _each(lambda: Message(WIDTH, 4), aggr="min")),
+    _case("to-hetero-sage", _turned(lambda i, o: pyg.SAGEConv((i, i), o)), to_all=True),
+    _case("to-hetero-own", _turned(Message), to_all=True),
+    _case("bases-sage", _shared(pyg.SAGEConv)),
+    _case("bases-own", _shared(Message)),
+    _case("hgt", lambda metadata: pyg.HGTConv(WIDTH, WIDTH, metadata, heads=2)),
+    _case("hgt-lazy", lambda metadata: pyg.HGTConv(-1, 8, metadata, heads=4)),
+    _case("han", lambda metadata: pyg.HANConv(WIDTH, 8, metadata, heads=2)),
+]
+
+
+@pytest.fixture(scope="module")
+def cut(tmp_path_factory: pytest.TempPathFactory) -> Cutter:
+    return Cutter(tmp_path_factory.mktemp("parts"))
+
+
+def _settings(name: str, to_all: bool) -> list:
+    first = zlib.crc32(name.encode()) % len(SETTINGS)
+    order = [*SETTINGS[first:], *SETTINGS[:first]]
+    return [one for one in order if one[0] is shop or not to_all][:2]
+
+
+@pytest.mark.filterwarnings("ignore:There exist node types")
+@pytest.mark.parametrize("make, call, to_all", MODELS)
+def test_models_of_several_types_are_exact(
+    request: Any, cut: Cutter, make: Callable, call: Callable, to_all: bool
+) -> None:
+    for dtype, tolerance in ((torch.float64, 1e-9), (torch.float32, 1e-5)):
+        settings = _settings(request.node.callspec.id, to_all)
+        for graph, parts, method, policy in settings[: 1 if dtype == torch.float32 else 2]:
+            arrays = graph()
+            torch.manual_seed(1)
+            model = make((list(arrays.num_nodes), list(arrays.edges))).to(dtype)
+            call(model, *inputs(arrays, dtype))  # makes parameters of widths that were not known
+            expected = whole(arrays, model, call, dtype)
+            got = sharded(cut(arrays, parts, method), parts, arrays, model, call, policy, dtype)
+            compare(expected, got, tolerance)
