@@ -46,7 +46,9 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError("--feature-width: got nothing and the partitions hold no 'feat'")
     classes = args.classes or graph.classes or CLASSES
     costs = {
-        name: measure_costs(Work(model, width, classes, name, args.constant_inputs), args.threads)
+        name: measure_costs(
+            Work(model, width, classes, name, args.constant_inputs, graph.columns), args.threads
+        )
         for name in dict.fromkeys(args.activations)
     }
     settings = settings_of(graph.size, list(costs))

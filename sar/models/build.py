@@ -22,6 +22,7 @@ from sar.models.calling import Call, read_call
 from sar.models.convs import GATConv, GINConv, GraphConv, SAGEConv
 from sar.models.stack import RelationalStack, Stack
 from sar.nn import DistributedBN1D
+from sar.options import closest
 from sar.partition.arrays import NTYPE_HOMO
 from sar.run_options import ModelOptions
 
@@ -77,12 +78,11 @@ def build_model(
 
 
 def _offered(in_feats: Any, out_feats: int, graph: Any, target_type: str) -> dict[str, Any]:
-    """What the constructor of one's own model gets of this where it has a parameter of the name."""
+    """What the constructor of one's own model gets, each where it has a parameter of the name."""
+    widths = {"in_feats": in_feats, "out_feats": out_feats}
+    widths |= {"in_channels": in_feats, "out_channels": out_feats}
     types = None if graph is None else (list(graph.ntypes), list(graph.canonical_etypes))
-    return {
-        "in_feats": in_feats, "out_feats": out_feats, "in_channels": in_feats,
-        "out_channels": out_feats, "graph": graph, "metadata": types, "target_type": target_type,
-    }  # fmt: skip
+    return widths | {"graph": graph, "metadata": types, "target_type": target_type}
 
 
 def for_several_types(model: str) -> str:
@@ -156,25 +156,6 @@ def build_own(text: str, args: Mapping[str, Any], offered: Mapping[str, Any]) ->
     ``offered`` are more arguments, of which it gets those that it has parameters for and ``args``
     do not name. Raises ``ValueError`` where it does not take them, or gives no module.
     """
-    maker, given = _given(text, args, offered)
-    try:
-        model = maker(**given)
-    except TypeError as error:
-        if _UNEXPECTED not in str(error):
-            raise
-        raise _not_taken(text, maker, given, error) from error
-    if not isinstance(model, nn.Module):
-        raise ValueError(f"model: {text} gave a {type(model).__name__}, expected a torch.nn.Module")
-    return model
-
-
-_UNEXPECTED = "unexpected keyword argument"  # what a class says that hands others on to its parts
-
-
-def _given(
-    text: str, args: Mapping[str, Any], offered: Mapping[str, Any]
-) -> tuple[Maker, dict[str, Any]]:
-    """What ``text`` names and its arguments; raises ``ValueError`` where it does not take them."""
     maker = find_maker(text)
     signature = inspect.signature(maker)
     named = {
@@ -185,17 +166,29 @@ def _given(
     given = {name: value for name, value in offered.items() if name in named} | dict(args)
     try:
         signature.bind(**given)
+        model = maker(**given)
     except TypeError as error:
-        raise _not_taken(text, maker, given, error) from error
-    return maker, given
+        if not any(word in str(error) for word in _NOT_TAKEN):
+            raise
+        shown = ", ".join(f"{name}={_short(value)}" for name, value in given.items()) or "nothing"
+        near = "".join(closest(name, named) for name in args if name not in named)
+        raise ValueError(
+            f"model: {text} takes {_bare(signature)}, got {shown}: {error}; give its "
+            f"arguments by --model-args KEY=VALUE{near}"
+        ) from error
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"model: {text} gave a {type(model).__name__}, expected a torch.nn.Module")
+    return model
 
 
-def _not_taken(text: str, maker: Maker, given: dict[str, Any], error: TypeError) -> ValueError:
-    shown = ", ".join(f"{name}={_short(value)}" for name, value in given.items()) or "nothing"
-    return ValueError(
-        f"model: {text} takes {inspect.signature(maker)}, got {shown}: {error}; give its arguments "
-        "by --model-args KEY=VALUE"
-    )
+def _bare(signature: inspect.Signature) -> inspect.Signature:
+    """Names and defaults alone."""
+    none = inspect.Parameter.empty
+    names = [one.replace(annotation=none) for one in signature.parameters.values()]
+    return signature.replace(parameters=names, return_annotation=none)
+
+
+_NOT_TAKEN = "unexpected keyword", "missing a required"  # also of a part that is handed arguments
 
 
 def try_own(
@@ -213,22 +206,22 @@ def try_own(
     """
     widths: list[Any] = [_WIDTH, dict.fromkeys(featured, _WIDTH)] if featured else [_WIDTH]
     made: list[nn.Module | None] = []
+    find_maker(text)  # raises for what there is not
     for width in widths:
         offered = _offered(width, _WIDTH, graph, (*featured, NTYPE_HOMO)[0])
-        maker, given = _given(text, args, offered)
         try:
             with torch.device("meta"):
-                made.append(maker(**given))
+                made.append(build_own(text, args, offered))
         except Exception as error:  # whatever the user's code raises
-            if isinstance(error, TypeError) and _UNEXPECTED in str(error):
-                raise _not_taken(text, maker, given, error) from error
+            if isinstance(error, ValueError) and isinstance(error.__cause__, TypeError):
+                raise  # what build_own says of arguments
             made.append(None)
     if made[0] is not None and made[-1] is None:
         raise ValueError(
             f"model: {text} takes one width of features, and the graph has several types; expected "
             f"one that takes a dict by node type, here of {', '.join(featured)}"
         )
-    return made[-1] if isinstance(made[-1], nn.Module) else None
+    return made[-1]
 
 
 def expect_logits(model: nn.Module, text: str, num_classes: int, ntype: str) -> None:

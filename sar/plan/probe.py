@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from statistics import mean
@@ -37,7 +37,7 @@ from sar.config import Policy
 from sar.errors import SarError
 from sar.files import scratch_folder
 from sar.kernels.device import is_host
-from sar.models import ModelOptions, build_model, call_of, prepare_graph
+from sar.models import Call, ModelOptions, build_model, call_of, prepare_graph
 from sar.partition.arrays import ETYPE_HOMO, NTYPE_HOMO, GraphArrays
 from sar.partition.write import write_partitions
 from sar.tracing.edge_rows import EdgeRows
@@ -55,14 +55,15 @@ ANY, INSIDE, ACROSS = "any", "inside", "across"  # which ends edges have: of two
 
 @dataclass(frozen=True)
 class Work:
-    """What is trained: the model's options, its input and output widths, its activations, and where
-    the policy keeps constant inputs."""
+    """What is trained: the model's options, its input and output widths, its activations, where
+    the policy keeps constant inputs, and the columns that edges have, by name."""
 
     model: ModelOptions
     features: int
     classes: int
     activations: str = "keep"
     constant_inputs: str = "memory"
+    columns: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -143,6 +144,8 @@ class _Run:
         self.y = data.node_features["_N/label"].long()
         self.model = build_model(work.model, work.features, work.classes, graph=self.graph)
         self.call = call_of(work.model, self.model)
+        for name in self.call.columns:
+            self.graph.put_edge_column(name, _column(self.call, name, work, self.graph.num_edges()))
         sar.sync_params(self.model, group=group)
         sar.set_activations(self.model, work.activations)
         self.graph = self.graph.with_policy(whole)  # a new one knows the layers imported since
@@ -163,6 +166,16 @@ class _Run:
         self.step()
         if log is not None:
             log.clear()
+
+
+def _column(call: Call, name: str, work: Work, edges: int) -> Tensor:
+    """Zeros in place of what a model gets of edges."""
+    found = call.stored_name(name, work.columns)
+    if found is None:
+        known = ", ".join(work.columns) or "none"
+        raise ValueError(f"call: got {name!r}, expected a column of the edges: {known}")
+    about = work.columns[found]
+    return torch.zeros([edges, *about["shape"]], dtype=getattr(torch, about["dtype"]))
 
 
 def _random_edges(nodes: int, degree: int, ends: str) -> tuple[Tensor, Tensor]:
@@ -305,12 +318,16 @@ def _peak_bytes(work: Work, path: str) -> float:
     return before + peak
 
 
+def _is_lazy(kind: type) -> bool:
+    return issubclass(kind, EdgeRows) or getattr(kind, "is_structure", False)
+
+
 def _live_bytes() -> int:
     """Bytes of all tensors' memory; memory that several share counts once."""
     storages = {}
     for thing in gc.get_objects():
         kind = type(thing)  # asked of the type: a lazy edge tensor would be computed
-        if issubclass(kind, Tensor) and not issubclass(kind, EdgeRows) and is_host(thing.device):
+        if issubclass(kind, Tensor) and not _is_lazy(kind) and is_host(thing.device):
             storage = thing.untyped_storage()
             storages[storage.data_ptr()] = storage.nbytes()
     return sum(storages.values())

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -58,6 +59,7 @@ class GraphStatistics:
     Attributes:
         features, classes: columns of the input, number of labels; 0 where unknown.
         estimated: the ranks' rows are estimates, not counts of a real cut.
+        columns: of edges, by name: ``dtype`` and ``shape`` of an edge's.
     """
 
     name: str
@@ -65,6 +67,7 @@ class GraphStatistics:
     classes: int
     ranks: list[RankStatistics]
     estimated: bool
+    columns: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @property
     def size(self) -> int:
@@ -102,7 +105,9 @@ def from_summary(summary: dict, features: str = "feat") -> GraphStatistics:
         np.array(summary["rows"][name]) for name in ("halo", "fewest", "ended")
     )
     sizes = [(part["num_nodes"], part["num_edges"]) for part in summary["parts"]]
-    return _graph(summary["graph_name"], width, sizes, pulled, summed, ended)
+    columns = {key.rpartition("/")[2]: one for key, one in summary["edge_features"].items()}
+    graph = _graph(summary["graph_name"], width, sizes, pulled, summed, ended)
+    return replace(graph, columns=columns)
 
 
 def from_quality(quality: CutQuality, width: int) -> GraphStatistics:

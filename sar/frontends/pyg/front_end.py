@@ -64,7 +64,7 @@ def _columns(
     graph: GraphView, name: str, indices: Mapping[EType, ShardedEdgeIndex]
 ) -> dict[EType, Tensor]:
     """Lazy columns of the relations that have one of this name."""
-    found = {}
+    found: dict[EType, Tensor] = {}
     for etype, index in indices.items():
         try:
             values = graph._over(graph._store, [etype]).edge_column(name)
