@@ -10,11 +10,13 @@ from torch import Tensor
 
 from sar.frontends.pyg import functions  # noqa: F401  (fills in what is known of indices)
 from sar.frontends.pyg.batches import pyg_data
+from sar.frontends.pyg.data import check_library
 from sar.frontends.pyg.graph import EdgeGraph
 from sar.frontends.pyg.index import ShardedEdgeIndex
 from sar.frontends.pyg.patches import install
 from sar.graph import GraphView
 from sar.models.known import Layers
+from sar.partition.arrays import ETYPE_HOMO, NTYPE_HOMO
 from sar.partition.book import EType
 
 __all__ = ["BLOCKS", "COLUMNS", "LAYERS", "arguments", "batch_maker", "install", "read_batch"]
@@ -35,54 +37,58 @@ def read_batch(batch: Any, input_type: str, name: str, device: Any) -> tuple[Any
 
 
 def arguments(names: Sequence[str], given: Any, features: Any) -> list[Any]:
-    """As of a model of PyG's: dictionaries by type where there are several, whatever its parameters
-    are called, as those of ``to_hetero`` are ``x`` and ``edge_index``."""
-    if isinstance(given, GraphView) and given.is_homogeneous and "x_dict" in names:
-        raise ValueError(
-            f"call: got ({', '.join(names)}) and a graph of one node type and one relation, "
-            "expected (x, edge_index)"
-        )
+    """As of a model of PyG's. Where there are several types, arguments are dictionaries whatever
+    their names are: those of ``to_hetero`` are ``x`` and ``edge_index``."""
     read = _of_graph if isinstance(given, GraphView) else _of_batch
-    return [features if name in ("x", "x_dict") else read(given, name) for name in names]
+    return [_one(name, *read(given, name, features)) for name in names]
+
+
+def _one(name: str, found: Mapping[Any, Any], is_one: bool) -> Any:
+    return next(iter(found.values())) if is_one and not name.endswith("_dict") else found
 
 
 _INDICES: WeakKeyDictionary[GraphView, dict[EType, ShardedEdgeIndex]] = WeakKeyDictionary()
 
 
-def _of_graph(graph: GraphView, name: str) -> Any:
-    """The edge index of a graph or a lazy column of its edges, by relation where it has several."""
+def _of_graph(graph: GraphView, name: str, features: Any) -> tuple[Mapping[Any, Any], bool]:
+    """Rows, edge indices, or lazy columns of edges, by type; whether there is one type."""
+    base, is_one = name.removesuffix("_dict"), graph.is_homogeneous
+    if base == "x":
+        return _by_type(features, graph.ntypes), is_one
     if graph not in _INDICES:
+        check_library()
+        install()
         parts = {e: EdgeGraph(graph._store, [e], graph._policy) for e in graph.canonical_etypes}
         _INDICES[graph] = {etype: ShardedEdgeIndex(part) for etype, part in parts.items()}
-    found: Mapping[EType, Any] = _INDICES[graph]
-    if name.removesuffix("_dict") != "edge_index":
-        found = _columns(graph, name.removesuffix("_dict"), _INDICES[graph])
-    return next(iter(found.values())) if graph.is_homogeneous else found
-
-
-def _columns(
-    graph: GraphView, name: str, indices: Mapping[EType, ShardedEdgeIndex]
-) -> dict[EType, Tensor]:
-    """Lazy columns of the relations that have one of this name."""
+    if base == "edge_index":
+        return _INDICES[graph], is_one
     found: dict[EType, Tensor] = {}
-    for etype, index in indices.items():
+    for etype, index in _INDICES[graph].items():
         try:
-            values = graph._over(graph._store, [etype]).edge_column(name)
+            values = graph._over(graph._store, [etype]).edge_column(base)
         except KeyError:
-            if len(indices) == 1:
+            if is_one:
                 raise
-            continue
-        found[etype] = index.graph.edge_columns(values, name)
-    return found
+            continue  # of the relations some have the column
+        found[etype] = index.graph.edge_columns(values, base)
+    return found, is_one
 
 
-def _of_batch(data: Any, name: str) -> Any:
-    """The edge index or a column of a mini-batch, by relation where it has several."""
-    base = name.removesuffix("_dict")
+def _by_type(features: Any, ntypes: Sequence[str]) -> Mapping[str, Tensor]:
+    return features if isinstance(features, Mapping) else {ntypes[0]: features}
+
+
+def _of_batch(data: Any, name: str, features: Any) -> tuple[Mapping[Any, Any], bool]:
+    """The same of a mini-batch."""
+    base, ntypes = name.removesuffix("_dict"), getattr(data, "node_types", [NTYPE_HOMO])
+    is_one = len(ntypes) == len(getattr(data, "edge_types", ntypes)) == 1
+    if base == "x":
+        return _by_type(features, ntypes), is_one
     for one in (base, COLUMNS.get(base, base)):
         if hasattr(data, "edge_types"):
-            if found := data.collect(one, allow_empty=True):
-                return found
-        elif one in data:
-            return data[one]
+            found = data.collect(one, allow_empty=True)
+        else:
+            found = {ETYPE_HOMO: data[one]} if one in data else {}
+        if found:
+            return found, is_one
     raise KeyError(f"no column {name!r} in {data}")
