@@ -4,6 +4,7 @@ What both libraries share (``partition_graph``, ``load_partition_data``, ``prepa
 ``optimize``, ``trace``) is in :mod:`sar` itself.
 """
 
+from sar.frontends.pyg import front_end  # noqa: F401  (its layers are known from here on)
 from sar.frontends.pyg.data import construct_full_graph
 
 __all__ = ["construct_full_graph"]

@@ -30,6 +30,11 @@ class Layers:
         """Whether a module of the library is a layer, which is called with a graph."""
         return False
 
+    def converted(self, module: nn.Module) -> nn.Module:
+        """What :func:`sar.prepare` puts in place of a module, or the module: norms of the library
+        get the statistics of all ranks' rows."""
+        return module
+
     def width(self, module: nn.Module) -> int | None:
         """Columns of the source rows that a layer reads, where it knows."""
         return None

@@ -16,9 +16,9 @@ from sar.errors import NotSupportedError
 from sar.graph import GraphArgument, graphs_among
 from sar.models.choice import OPTIONS, LayerOptions, options_of, warn_once
 from sar.models.known import Layers, adapted, known_layers, own_forward
-from sar.nn.batch_norm import DistributedBN1D, convert_batch_norm
+from sar.nn.batch_norm import DistributedBN1D, convert_batch_norm, replaced
 from sar.nn.drift import check_call
-from sar.nn.dropout import convert_dropout
+from sar.nn.dropout import Dropout, convert_dropout
 from sar.nn.history import due_call
 from sar.nn.params import replicated, sync_params
 
@@ -35,7 +35,8 @@ def prepare(
 ) -> M:
     """Make ``model`` ready to train on ``graph``; returns it. Collective.
 
-    Batch norms take the statistics of all ranks (:func:`sar.convert_batch_norm`), dropout masks
+    Batch norms take the statistics of all ranks (:func:`sar.convert_batch_norm`), as do other norms
+    of a library that has a front end and normalizes over nodes; dropout masks
     stay with the nodes (:func:`sar.convert_dropout`), parameters and buffers become rank 0's
     (:func:`sar.sync_params`), and layers do what :func:`sar.optimize` says. Where no
     :func:`sar.gather_grads` compares the parameters over the ranks, training calls with a graph do
@@ -63,6 +64,8 @@ def prepare(
     group = graphs[0].group
     before = Counter(type(module) for module in model.modules())
     model = convert_batch_norm(model)  # type: ignore[assignment]
+    for layers in known_layers():
+        model = replaced(model, layers.converted)  # type: ignore[assignment]
     if any(issubclass(kind, nn.Dropout) for kind in before):
         model = convert_dropout(model, graphs)  # type: ignore[assignment]
     if donate or strict:
@@ -100,8 +103,11 @@ def _told(model: nn.Module, before: Counter[type], group: Group) -> str:
     """The log message: what was done, and a line for each class of layers."""
     params = replicated(model).values()
     numbers = sum(param.numel() for param in params)
-    norms = Counter(map(type, model.modules()))[DistributedBN1D] - before[DistributedBN1D]
+    new = Counter(map(type, model.modules())) - before
+    norms = new[DistributedBN1D]
     made = f"batch norms converted: {norms}, dropouts converted: {before[nn.Dropout]}"
+    if others := new.total() - norms - new[Dropout]:
+        made += f", other norms converted: {others}"
     ranks = "1 rank" if group.size == 1 else f"{group.size} ranks"
     return "\n".join(
         [

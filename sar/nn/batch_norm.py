@@ -66,9 +66,13 @@ class DistributedBN1D(nn.Module):
 
     def reset_parameters(self) -> None:
         """Forget what was learned and counted."""
+        self.reset_running_stats()
         if self.weight is not None and self.bias is not None:
             nn.init.ones_(self.weight)
             nn.init.zeros_(self.bias)
+
+    def reset_running_stats(self) -> None:
+        """Forget what was counted."""
         if self.running_mean is not None and self.running_var is not None:
             self.running_mean.zero_()
             self.running_var.fill_(1)

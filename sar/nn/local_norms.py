@@ -5,9 +5,10 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import wraps
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +18,8 @@ from sar.comm import Group, current_group
 from sar.errors import MistakeWarning
 from sar.nn.batch_norm import BATCH_NORMS, is_torchs_own
 
+_patches: WeakSet[Any] = WeakSet()
+_told: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()
 _warned: WeakSet[Any] = WeakSet()  # models, layers, groups that called a function without a layer
 
 
@@ -34,13 +37,44 @@ def warn_of_local_norms(model: nn.Module, group: Group) -> None:
         _warned.update(local.values())
 
 
+@contextmanager
+def noted(norm: nn.Module) -> Iterator[None]:
+    """Inside, warnings of this thread name ``norm``, and there is one."""
+    before, _running.layer = _running.layer, norm
+    try:
+        yield
+    finally:
+        _running.layer = before
+
+
+def warn_of_local(x: Any, what: str, remedy: str, key: Any = None, stacklevel: int = 3) -> None:
+    """Warn once, on rank 0, where ``x`` [n, ...] has a row for each node or edge of this rank, and
+    ``what`` ("f sums") is done over its rows alone. ``key``: what is warned of once, else a group.
+    """
+    group, layer = current_group(), _running.layer
+    if group.size == 1 or group.rank or type(x) is not Tensor or layer not in (None, key):
+        return
+    told = _told.setdefault(group if key is None else key, set())
+    if what not in told and _are_rows(x.shape, {0}, group):
+        told.add(what)
+        _warned.update([key] if isinstance(key, nn.Module) else [])
+        warnings.warn(
+            f"{what} each rank's own rows: results depend on the cut; {remedy}",
+            MistakeWarning,
+            stacklevel=stacklevel + 1,
+        )
+
+
 def norm_patches() -> Iterator[tuple[Any, str, Callable[[Any], Any]]]:
-    """(holder, attribute, wrapper) of what is patched in torch to warn of rows of a graph."""
+    """(holder, attribute, wrapper) of what is patched in torch to warn of rows of a graph, and is
+    not yet."""
     for kind in (nn.BatchNorm1d, nn.SyncBatchNorm, nn.InstanceNorm1d, nn.GroupNorm):
         own = next(one for one in kind.__mro__ if "forward" in vars(one))
-        yield own, "forward", _noting_layer
+        if vars(own)["forward"] not in _patches:
+            yield own, "forward", _noting_layer
     for name in ("batch_norm", "instance_norm", "group_norm", "layer_norm"):
-        yield F, name, _warning
+        if vars(F)[name] not in _patches:
+            yield F, name, _warning
 
 
 class _Running(threading.local):
@@ -59,12 +93,10 @@ def _noting_layer(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def call(norm: Any, x: Any) -> Tensor:
         if torch.compiler.is_compiling():
             return forward(norm, x)
-        _running.layer = norm
-        try:
+        with noted(norm):
             return forward(norm, x)
-        finally:
-            _running.layer = None
 
+    _patches.add(call)
     return call
 
 
@@ -80,6 +112,7 @@ def _warning(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
         return function(*args, **kwargs)
 
     call.__prepare_scriptable__ = lambda: function  # type: ignore[attr-defined]  # TorchScript's
+    _patches.add(call)
     return call
 
 

@@ -13,6 +13,7 @@ from sar.errors import MissingDependencyError, NotSupportedError
 from sar.frontends.pyg import functions  # noqa: F401  (fills in what is known of indices)
 from sar.frontends.pyg.columns import edge_name, names_of, node_name, read_later, stored_column
 from sar.frontends.pyg.graph import EdgeGraph
+from sar.frontends.pyg.groups import NodeGroups
 from sar.frontends.pyg.index import ShardedEdgeIndex
 from sar.frontends.pyg.patches import install
 from sar.graph.build import structure_of
@@ -37,7 +38,9 @@ def construct_full_graph(partition_data: PartitionData, policy: Policy | None = 
         policy: how halos stream; ``None`` follows :class:`sar.Config` at each call.
 
     Returns:
-        ``Data`` for a graph of one type without a name, else ``HeteroData``. ``edge_index`` is an
+        ``Data`` for a graph of one type without a name, else ``HeteroData``. ``batch`` int64
+        [num_nodes], for poolings, is the graph of each node: of one graph, or by a column ``batch``
+        where several were cut together. ``edge_index`` is an
         int64 [2, num_edges] of the edges that end in this rank's nodes. PyG's layers take rows by
         it and sum by it, over all ranks; its numbers cannot be read. ``n_id`` int64 [num_nodes] and
         ``e_id`` int64 [num_edges], lazy, are the rows that nodes and edges had in the graph which
@@ -97,7 +100,9 @@ def data_of(
     data = made() if is_one else hetero()
     for ntype in graph.ntypes:
         rows = None if positions is None else structure.src_rows[ntype]
-        _put_nodes(data if is_one else data[ntype], ntype, graph, given, rows)
+        store = data if is_one else data[ntype]
+        _put_nodes(store, ntype, graph, given, rows)
+        store.batch = _groups(graph, ntype, store)
     for etype in graph.canonical_etypes:
         some = None if positions is None else positions[etype]
         own = graph if is_one else EdgeGraph(structure, [etype], policy)
@@ -116,6 +121,14 @@ def _put_nodes(
     own = torch.arange(*given.book.node_ranges[ntype][given.part_id].tolist())
     n_id = store[ORIG_ID].long() if ids in columns else _chosen(own, rows)
     store.n_id = n_id.to(graph.device)
+
+
+def _groups(graph: EdgeGraph, ntype: str, store: Any) -> NodeGroups:
+    """The graph of each node: by column ``batch``, or one; collective."""
+    if "batch" in store:
+        return NodeGroups(store.batch, graph.group)
+    count = torch.tensor([graph.num_nodes_global(ntype)], device=graph.device)
+    return NodeGroups.of_one(graph.num_nodes(ntype), count, graph.group)
 
 
 def _put_edges(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from sar.frontends.pyg import functions  # noqa: F401  (fills in what is known of indices)
 from sar.frontends.pyg.batches import pyg_data
@@ -22,7 +23,20 @@ from sar.partition.book import EType
 __all__ = ["BLOCKS", "COLUMNS", "LAYERS", "arguments", "batch_maker", "install", "read_batch"]
 BLOCKS = None
 COLUMNS = {"edge_attr": "feat", "edge_weight": "weight", "edge_time": "time"}
-LAYERS = Layers()
+
+
+class PyGLayers(Layers):
+    """What is known of PyG's layers."""
+
+    def converted(self, module: nn.Module) -> nn.Module:
+        if "torch_geometric" not in sys.modules:
+            return module
+        from sar.frontends.pyg.norms import converted  # imports torch_geometric
+
+        return converted(module)
+
+
+LAYERS = PyGLayers()
 
 
 def batch_maker(subgraph_type: str) -> Callable[[Any], Any]:

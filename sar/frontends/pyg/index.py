@@ -27,9 +27,14 @@ class Symbol(Tensor):
 
     Attributes:
         graph: the edges that it has a number for.
+        hint: what is supported, for errors.
     """
 
     is_structure = True
+    hint = (
+        "there are no ids of the whole graph's nodes here; expected rows to be taken by it "
+        "(x[edge_index[0]]) or summed by it (scatter)"
+    )
     graph: EdgeGraph
     handlers: dict[Callable, Handler] = {}
 
@@ -56,10 +61,7 @@ def unknown(func: Callable, kind: type) -> NotSupportedError:
     """The error for a function that is not known of a kind of tensors."""
     name = getattr(func, "__name__", str(func))
     name = getattr(getattr(func, "__self__", None), "__name__", name) if name == "__get__" else name
-    return NotSupportedError(
-        f"{name} of a {kind.__name__}: there are no ids of the whole graph's nodes here; expected "
-        "rows to be taken by it (x[edge_index[0]]) or summed by it (scatter)"
-    )
+    return NotSupportedError(f"{name} of a {kind.__name__}: {getattr(kind, 'hint', '')}")
 
 
 class ShardedEdgeIndex(Symbol, GraphArgument):

@@ -34,14 +34,14 @@ def _numel(x: Any) -> int:
 
 
 def _to(x: Any, *args: Any, **kwargs: Any) -> Any:
-    moved = torch.empty(0, dtype=x.dtype, device=x.graph.device).to(*args, **kwargs)
+    moved = torch.empty(0, dtype=x.dtype, device=x.device).to(*args, **kwargs)
     device, dtype = moved.device, moved.dtype
     if dtype != x.dtype:
         raise NotSupportedError(f"to({dtype}) of a {type(x).__name__}")
-    if device == x.graph.device:
+    if device == x.device:
         return x
     raise NotSupportedError(
-        f"to({device}) of a {type(x).__name__} on {x.graph.device}; expected "
+        f"to({device}) of a {type(x).__name__} on {x.device}; expected "
         "load_partition_data(.., device=..)"
     )
 

@@ -13,7 +13,8 @@ from importlib import import_module
 from threading import Lock
 from typing import Any
 
-from sar.frontends.pyg import hetero
+from sar.frontends.pyg import groups, hetero, mistakes
+from sar.frontends.pyg.groups import NodeGroups
 from sar.frontends.pyg.index import Symbol
 from sar.frontends.pyg.undistributed import refusals
 from sar.frontends.pyg.utilities import REPLACED
@@ -24,8 +25,17 @@ def install() -> None:
     with _lock:
         if _undo or "torch_geometric" not in sys.modules:
             return
-        for (module, name), (place, argument, function) in (REPLACED | hetero.REPLACED).items():
-            _replace(import_module(module), name, place, argument, function)
+        for holder, name, wrap in mistakes.patches():
+            original = vars(holder)[name]
+            if isinstance(holder, type):
+                _put(holder, name, original, wrap(original))
+            else:
+                _sweep(original, wrap(original))
+        for is_ours, table in (
+            (_is_of_edges, REPLACED | hetero.REPLACED), (_is_of_groups, groups.REPLACED),
+        ):  # fmt: skip
+            for (module, name), (place, argument, function) in table.items():
+                _replace(import_module(module), name, place, argument, function, is_ours)
         for kind, forward in refusals():
             _put(kind, "forward", kind.forward, forward)
         for (module, name), wrap in hetero.WRAPPED.items():
@@ -47,7 +57,14 @@ _lock = Lock()
 _undo: list[tuple[Any, str, Any, Any]] = []
 
 
-def _replace(module: Any, name: str, place: int, argument: str, function: Callable) -> None:
+def _replace(
+    module: Any,
+    name: str,
+    place: int,
+    argument: str,
+    function: Callable,
+    is_ours: Callable[[Any], bool],
+) -> None:
     """Put one replacement in place: of a function everywhere, of a method in its class."""
     *owners, last = name.split(".")
     holder = module
@@ -56,7 +73,7 @@ def _replace(module: Any, name: str, place: int, argument: str, function: Callab
     if holder is None:  # a class that this version has not
         return
     original = getattr(holder, last)
-    replacement = _for_symbols(original, place, argument, function)
+    replacement = _for_ours(is_ours, original, place, argument, function)
     if owners:
         _put(holder, last, original, replacement)
     else:
@@ -75,12 +92,26 @@ def _put(holder: Any, name: str, original: Any, replacement: Any) -> None:
     _undo.append((holder, name, original, replacement))
 
 
-def _for_symbols(original: Callable, place: int, argument: str, function: Callable) -> Callable:
+def _is_of_edges(given: Any) -> bool:
+    return isinstance(given, Symbol) and not isinstance(given, NodeGroups)
+
+
+def _is_of_groups(given: Any) -> bool:
+    return isinstance(given, NodeGroups)
+
+
+def _for_ours(
+    is_ours: Callable[[Any], bool],
+    original: Callable,
+    place: int,
+    argument: str,
+    function: Callable,
+) -> Callable:
     @wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
         given = args[place] if len(args) > place else kwargs.get(argument)
         among = given.values() if isinstance(given, dict) else [given]
-        chosen = function if any(isinstance(one, Symbol) for one in among) else original
+        chosen = function if any(map(is_ours, among)) else original
         return chosen(*args, **kwargs)
 
     return call
