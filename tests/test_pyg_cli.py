@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from foreign_files import write_pyg
 from harness import run_threads
-from harness.commands import launch_on
+from harness.commands import launch_on, on_threads
 from harness.failures import RankFailed
-from harness.graphs import ETYPE_HOMO, GraphArrays, mixed
-from harness.parts import Cutter
+from harness.graphs import ETYPE_HOMO, GraphArrays, hetero, mixed
+from harness.parts import Cutter, node_parts
 from harness.pool import WorkerPool
 from torch import Tensor
 
 from sar.__main__ import main, read_words
 from sar.cli.train import make_trainer
+from sar.errors import NotSupportedError
 from sar.models import build_model
+from sar.plan.probe import Work, probe_bytes
 from sar.run_options import ModelOptions
 
 PYG = "torch_geometric.nn:"
@@ -164,18 +169,74 @@ def test_a_killed_run_goes_on_bit_for_bit(
     assert shown[0] == shown[1] and len(shown[0]) == 5
 
 
+# ---------------------------------------------------------------- the other commands
+
+
+def test_evaluated_as_trained(
+    tmp_path: Path, partitioned: Cutter, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Also what is explained on the way; columns of edges are found again."""
+    kind, args, call, _ = CASES["features"]
+    path, run = partitioned(graph(), 2), str(tmp_path / "run")
+    words = words_of(kind, args, "--call", str(call), *LOOP, "3", "--checkpoint", run, "--explain")
+    on_threads(2, "train", path, *words)
+    shown = capfd.readouterr().out
+    assert "called   (x, edge_index, edge_attr=edge_attr), front end pyg" in shown
+    assert "convs.0  GATConv" in shown and "convs.1  GATConv" in shown
+    last = shown.partition("epoch 3: ")[2].split("test ")[1].split()[0]
+    on_threads(2, "evaluate", path, "--checkpoint", run, "--out", str(tmp_path), "--gather")
+    assert f"test {last}" in capfd.readouterr().out
+    with np.load(tmp_path / "predictions.npz") as found:
+        assert sorted(found["node_id"]) == list(range(57))
+
+
+@pytest.mark.parametrize("name", ["weights", "features"])
+def test_planned(name: str) -> None:
+    """The probe's graph has the columns that the model is called with; bytes are of this model."""
+    kind, args, call, columns = CASES[name]
+    own = graph().edge_data[ETYPE_HOMO]
+    about = {
+        c: {"dtype": str(own[c].dtype).removeprefix("torch."), "shape": list(own[c].shape[1:])}
+        for c in columns.values()
+    }
+    model = ModelOptions(f"{PYG}{kind}", args=args, call=call)
+    costs = probe_bytes(Work(model, 6, 4, columns=about), 1, nodes=256)
+    built = build_model(model, 6, 4)
+    assert costs.parameters == sum(p.numel() for p in built.parameters())
+    assert costs.node_bytes > 0 and costs.pulled_bytes
+    with pytest.raises(ValueError, match="expected a column of the edges: none"):
+        probe_bytes(Work(model, 6, 4), 1, nodes=64)
+
+
+def test_a_folder_of_pygs_own_partitioner(tmp_path: Path) -> None:
+    """The losses of the original graph, on four ranks."""
+    whole = graph()
+    folder = write_pyg(whole, node_parts(whole, 4, "random"), 4, tmp_path / "parts")
+    names = ("label", "train_mask", "val_mask", "test_mask")
+    np.savez(folder / "node_data.npz", **{n: whole.node_data["_N"][n].numpy() for n in names})
+    kind, args, call, _ = CASES["GAT"]
+    ranks = trained(str(folder), 4, *words_of(kind, args, *LOOP, "3"))
+    assert ranks[0][1] == pytest.approx(plain_losses("GAT", ranks[0][0], 3), rel=2e-5)
+
+
 OWN = """
 import torch
-from torch_geometric.nn import HeteroConv, SAGEConv, GCNConv, to_hetero
+from torch_geometric.nn import GCNConv, HeteroConv, SAGEConv, to_hetero
+from torch_geometric.nn import GraphSAGE
 from torch_geometric.utils import to_torch_csr_tensor
 
 class Types(torch.nn.Module):
     def __init__(self, in_channels, out_channels, metadata):
         super().__init__()
-        self.conv = HeteroConv({e: SAGEConv((-1, -1), out_channels) for e in metadata[1]})
+        self.conv = HeteroConv({
+            e: SAGEConv((in_channels[e[0]], in_channels[e[2]]), out_channels) for e in metadata[1]
+        })
 
     def forward(self, x_dict, edge_index_dict):
         return self.conv(x_dict, edge_index_dict)
+
+def made(in_channels, out_channels, metadata):
+    return to_hetero(GraphSAGE(6, 8, 2, out_channels), metadata)
 
 class Sparse(torch.nn.Module):
     def __init__(self, in_channels, out_channels):
@@ -184,4 +245,65 @@ class Sparse(torch.nn.Module):
 
     def forward(self, x, edge_index):
         return self.conv(x, to_torch_csr_tensor(edge_index))
+
+class Weighted(Sparse):
+    def forward(self, x, edge_index, edge_weights):
+        return self.conv(x, edge_index, edge_weights)
 """
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> str:
+    """A file with models of one's own."""
+    (tmp_path / "own.py").write_text(OWN)
+    return f"{tmp_path}/own.py"
+
+
+@pytest.mark.parametrize("name", ["Types", "made"])
+def test_several_types(name: str, own: str, partitioned: Cutter) -> None:
+    path = partitioned(hetero(), 2)
+    words = ["--model", f"{own}:{name}", "--target-type", "item", *LOOP, "3"]
+    losses = trained(path, 2, *words)[0][1]
+    assert losses[-1] < losses[0]
+
+
+# ---------------------------------------------------------------- what is wrong is told
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ([f"{PYG}GATT"], "torch_geometric.nn has no 'GATT'; did you mean GAT?"),
+        ([f"{PYG}GAT", "--model-args", "hidden_chanels=8", "--model-args", "num_layers=2"],
+         "missing a required argument: 'hidden_channels'; .* did you mean hidden_channels?"),
+        ([f"{PYG}GAT", "--model-args", "hidden_channels=8", "--model-args", "num_layers=2",
+          "--model-args", "headz=2"], "unexpected keyword argument 'headz'; give its arguments"),
+        (["OWN:Weighted"], "call: got 'edge_weights', expected a column of the edges: weight, type"),
+        ([f"{PYG}GCNConv", "--call", "x,edge_index,edge_weight=no"], "got 'no', expected a column"),
+    ],
+)  # fmt: skip
+def test_told_before_ranks_start(
+    words: list[str], text: str, own: str, partitioned: Cutter, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [word.replace("OWN", own) for word in words]
+    assert main(["train", partitioned(graph(), 2), "--model", *words]) == 2
+    assert re.search(text, capsys.readouterr().err)
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "text"),
+    [
+        ("OWN:Sparse", NotSupportedError, "to_torch_csr_tensor|ShardedEdgeIndex"),
+        (f"{PYG}HGTConv", ValueError, "x_dict"),
+    ],
+)
+def test_told_by_all_ranks(
+    name: str, error: type, text: str, own: str, partitioned: Cutter
+) -> None:
+    def rank(group: Any) -> None:
+        with pytest.raises(error, match=text):
+            words = ["train", path, "--model", name.replace("OWN", own), *LOOP, "1"]
+            make_trainer(read_words(words), group, torch.device("cpu")).fit()
+
+    path = partitioned(graph(), 2)
+    run_threads(2, rank, timeout=60)
