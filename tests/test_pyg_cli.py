@@ -14,15 +14,14 @@ import torch
 import torch.nn.functional as F
 from foreign_files import write_pyg
 from harness import run_threads
-from harness.commands import launch_on, on_threads
+from harness.commands import launch_on, on_threads, trainer_of
 from harness.failures import RankFailed
 from harness.graphs import ETYPE_HOMO, GraphArrays, hetero, mixed
 from harness.parts import Cutter, node_parts
 from harness.pool import WorkerPool
 from torch import Tensor
 
-from sar.__main__ import main, read_words
-from sar.cli.train import make_trainer
+from sar.__main__ import main
 from sar.errors import NotSupportedError
 from sar.models import build_model
 from sar.plan.probe import Work, probe_bytes
@@ -68,10 +67,9 @@ RANKS = [("GAT", 1), ("GAT", 3), ("SAGE", 2), ("weights", 2), ("features", 3), (
 
 def trained(path: str, size: int, *words: str) -> list[Any]:
     """What each rank's trainer started from, and its losses."""
-    args = read_words(["train", path, *words])
 
     def rank(group: Any) -> Any:
-        trainer = make_trainer(args, group, torch.device("cpu"))
+        trainer = trainer_of(group, path, *words)
         start = {name: value.clone() for name, value in trainer.model.state_dict().items()}
         return start, [record["loss"] for record in trainer.fit()]
 
@@ -236,7 +234,8 @@ class Types(torch.nn.Module):
         return self.conv(x_dict, edge_index_dict)
 
 def made(in_channels, out_channels, metadata):
-    return to_hetero(GraphSAGE(6, 8, 2, out_channels), metadata)
+    known = [etype for etype in metadata[1] if "tag" not in etype]  # no edge ends in tags
+    return to_hetero(GraphSAGE(6, 8, 2, out_channels), (["item", "user"], known))
 
 class Sparse(torch.nn.Module):
     def __init__(self, in_channels, out_channels):
@@ -278,7 +277,7 @@ def test_several_types(name: str, own: str, partitioned: Cutter) -> None:
          "missing a required argument: 'hidden_channels'; .* did you mean hidden_channels?"),
         ([f"{PYG}GAT", "--model-args", "hidden_channels=8", "--model-args", "num_layers=2",
           "--model-args", "headz=2"], "unexpected keyword argument 'headz'; give its arguments"),
-        (["OWN:Weighted"], "call: got 'edge_weights', expected a column of the edges: weight, type"),
+        (["OWN:Weighted"], "got 'edge_weights', expected a column of the edges: weight, type"),
         ([f"{PYG}GCNConv", "--call", "x,edge_index,edge_weight=no"], "got 'no', expected a column"),
     ],
 )  # fmt: skip
@@ -290,20 +289,20 @@ def test_told_before_ranks_start(
     assert re.search(text, capsys.readouterr().err)
 
 
-@pytest.mark.parametrize(
-    ("name", "error", "text"),
-    [
-        ("OWN:Sparse", NotSupportedError, "to_torch_csr_tensor|ShardedEdgeIndex"),
-        (f"{PYG}HGTConv", ValueError, "x_dict"),
-    ],
-)
-def test_told_by_all_ranks(
-    name: str, error: type, text: str, own: str, partitioned: Cutter
-) -> None:
+def test_told_by_all_ranks(own: str, partitioned: Cutter) -> None:
+    """A sparse matrix of edges has the numbers of all nodes, which no rank knows."""
+
     def rank(group: Any) -> None:
-        with pytest.raises(error, match=text):
-            words = ["train", path, "--model", name.replace("OWN", own), *LOOP, "1"]
-            make_trainer(read_words(words), group, torch.device("cpu")).fit()
+        with pytest.raises(NotSupportedError, match="no ids of the whole graph's nodes"):
+            trainer_of(group, path, "--model", f"{own}:Sparse", *LOOP, "1").fit()
 
     path = partitioned(graph(), 2)
     run_threads(2, rank, timeout=60)
+
+
+def test_layers_for_one_type_on_a_graph_of_several(
+    partitioned: Cutter, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = words_of("GAT", SMALL, "--target-type", "item")
+    assert main(["train", partitioned(hetero(), 2), *words]) == 2
+    assert "takes one width of features, and the graph has several" in capsys.readouterr().err

@@ -170,7 +170,7 @@ LOOKS: dict[Callable, Callable] = {
 }
 for _name in (
     "dtype", "device", "ndim", "is_cuda", "layout", "is_sparse", "is_sparse_csr", "requires_grad",
-    "is_meta", "is_quantized", "is_mkldnn", "is_leaf", "is_nested",
+    "is_meta", "is_quantized", "is_mkldnn", "is_leaf", "is_nested", "grad_fn",
 ):  # fmt: skip
     LOOKS[getattr(Tensor, _name).__get__] = _plain(_name)
 for _name in (
