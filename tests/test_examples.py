@@ -30,6 +30,7 @@ SCRIPTS = [
     "pyg_gcn.py", "pyg_gat.py --norm=graph", "pyg_own_layer.py",
 ]  # fmt: skip
 HETERO, SAMPLED_HETERO, SERVED = "rgcn_hetero.py", "sampled_hetero.py", "server_client.py"
+PYG_HETERO = "pyg_hetero.py"
 ENVIRONMENT = {
     **os.environ,
     "OMP_NUM_THREADS": "1",
@@ -127,12 +128,14 @@ def test_several_types(partitioned: Cutter, tmp_path: Path, nursery: Nursery) ->
     graph = bibliography_graph(200)
     halves = torch.arange(graph.total_nodes) % 2
     parts = partitioned(graph, 2, halves)
-    scripts = [HETERO, f"{HETERO} --mfgs", SAMPLED_HETERO]
-    whole, blocks, sampled = run_two_ranks(nursery, scripts, parts, tmp_path).split("== ")[1:]
+    scripts = [HETERO, f"{HETERO} --mfgs", SAMPLED_HETERO, PYG_HETERO, f"{PYG_HETERO} --model=rgcn"]
+    sections = run_two_ranks(nursery, scripts, parts, tmp_path).split("== ")[1:]
+    whole, blocks, *others = sections
     assert_learned(whole)
     losses = [[float(x) for x in re.findall(r"loss (\S+)", text)] for text in (whole, blocks)]
     assert losses[0] == pytest.approx(losses[1], abs=2e-4)
-    assert_learned(sampled)
+    for section in others:
+        assert_learned(section)
 
 
 @pytest.mark.system
@@ -156,7 +159,7 @@ def test_servers_and_trainers(partitioned: Cutter, tmp_path: Path, nursery: Nurs
 def test_every_example_is_tested_and_listed() -> None:
     scripts = {path.name for path in (ROOT / "examples").glob("*.py")}
     tested = {one.partition(" ")[0] for one in SCRIPTS}
-    assert scripts == {*tested, HETERO, SAMPLED_HETERO, SERVED, "demo.py"}
+    assert scripts == {*tested, HETERO, PYG_HETERO, SAMPLED_HETERO, SERVED, "demo.py"}
     readme = (ROOT / "examples/README.md").read_text()
     assert all(f"({script})" in readme for script in scripts)
 

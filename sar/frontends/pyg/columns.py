@@ -12,6 +12,7 @@ from torch import Tensor
 from sar._private import version_of
 from sar.frontends.pyg.graph import EdgeGraph
 from sar.partition.features import FeatureStore
+from sar.partition.load import TYPE_KEY
 from sar.partition.sources.pyg import EDGE_NAMES, NODE_NAMES, TIME_NAMES
 from sar.tracing.lazy import EdgeTensor
 from sar.tracing.nodes import BLANK_ROWS, Leaf
@@ -22,6 +23,7 @@ def _back(names: dict[str, str]) -> dict[str, str]:
 
 
 _OF_NODES, _OF_EDGES, _TIMES = map(_back, (NODE_NAMES, EDGE_NAMES, TIME_NAMES))
+_OF_NODES[TYPE_KEY], _OF_EDGES[TYPE_KEY] = "node_type", "edge_type"  # of to_homogeneous, in PyG too
 
 
 def node_name(name: str) -> str:
