@@ -53,7 +53,7 @@ def words_of(model: str, args: dict[str, Any], *more: str) -> list[str]:
 # By name: the model, its arguments, --call, and what of the edges a plain loop hands over, by name.
 CASES: dict[str, tuple[str, dict[str, Any], str | None, dict[str, str]]] = {
     "GAT": ("GAT", SMALL | {"heads": 2, "v2": True}, None, {}),
-    "SAGE": ("GraphSAGE", SMALL | {"jk": "cat"}, None, {}),
+    "SAGE": ("GraphSAGE", SMALL | {"jk": "cat", "norm": "layer"}, None, {}),
     "weights": ("GCN", SMALL, "x,edge_index,edge_weight=edge_weight", {"edge_weight": "weight"}),
     "features": (
         "GAT", SMALL | {"edge_dim": 3}, "x,edge_index,edge_attr=edge_attr", {"edge_attr": "feat"},
@@ -176,10 +176,11 @@ def test_evaluated_as_trained(
     """Also what is explained on the way; columns of edges are found again."""
     kind, args, call, _ = CASES["features"]
     path, run = partitioned(graph(), 2), str(tmp_path / "run")
-    words = words_of(kind, args, "--call", str(call), *LOOP, "3", "--checkpoint", run, "--explain")
+    args, call = args | {"norm": "graph_norm"}, f"{call},batch=batch"
+    words = words_of(kind, args, "--call", call, *LOOP, "3", "--checkpoint", run, "--explain")
     on_threads(2, "train", path, *words)
     shown = capfd.readouterr().out
-    assert "called   (x, edge_index, edge_attr=edge_attr), front end pyg" in shown
+    assert "called   (x, edge_index, edge_attr=edge_attr, batch=batch), front end pyg" in shown
     assert "convs.0  GATConv" in shown and "convs.1  GATConv" in shown
     last = shown.partition("epoch 3: ")[2].split("test ")[1].split()[0]
     on_threads(2, "evaluate", path, "--checkpoint", run, "--out", str(tmp_path), "--gather")

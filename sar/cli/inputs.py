@@ -15,7 +15,7 @@ import torch
 import sar
 from sar.cli.partition import WARNING
 from sar.comm import Group
-from sar.errors import SarError
+from sar.errors import NotSupportedError, SarError
 from sar.files import remove_left_over, scratch_folder
 from sar.models import Call
 from sar.options import take
@@ -114,6 +114,9 @@ def put_columns(
     partitions, by relation. Raises ``ValueError``, alike on every rank, where they hold none of the
     name."""
     features, names = partition.edge_features, dict[EType, list[str]]()
+    several = [ntype for ntype in graph.ntypes if f"{ntype}/batch" in partition.node_features]
+    if several and call.has("batch"):
+        raise NotSupportedError(f"call: got batch, and nodes of {several} are of several graphs")
     for etype, name, key in columns_of(call, graph.canonical_etypes, features):
         graph[etype].put_edge_column(name, features[key])
         names.setdefault(etype, []).append(key.rpartition("/")[2])

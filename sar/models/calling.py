@@ -39,8 +39,12 @@ class Call:
     @property
     def columns(self) -> list[str]:
         """The columns of edges that the model gets."""
-        found = [name for name in self.places if name not in _KNOWN]
-        return list(dict.fromkeys([*found, *(column for _, column in self.named)]))
+        found = [*self.places, *(column for _, column in self.named)]
+        return list(dict.fromkeys(name for name in found if name not in _KNOWN))
+
+    def has(self, name: str) -> bool:
+        """Whether the model gets this."""
+        return name in self.places or any(name == column for _, column in self.named)
 
     def stored_name(self, column: str, known: Collection[str]) -> str | None:
         """Which of the ``known`` columns that partitions hold the model calls ``column``."""

@@ -195,5 +195,6 @@ def _there_anyway(held: Any) -> Iterator[Tensor]:
             yield from graph.stored_columns()
             for relation in graph._store.relations.values():
                 yield from (relation.in_degrees, relation.out_degrees)
-        elif isinstance(leaf, Tensor) and leaf.layout == torch.strided:
-            yield leaf
+        elif isinstance(leaf, Tensor) and not hasattr(leaf, "is_structure"):
+            if leaf.layout == torch.strided:
+                yield leaf

@@ -7,12 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import torch
 from torch import Tensor, nn
 
 from sar.frontends.pyg import functions  # noqa: F401  (fills in what is known of indices)
 from sar.frontends.pyg.batches import pyg_data
 from sar.frontends.pyg.data import check_library
 from sar.frontends.pyg.graph import EdgeGraph
+from sar.frontends.pyg.groups import NodeGroups
 from sar.frontends.pyg.index import ShardedEdgeIndex
 from sar.frontends.pyg.patches import install
 from sar.graph import GraphView
@@ -74,6 +76,8 @@ def _of_graph(graph: GraphView, name: str, features: Any) -> tuple[Mapping[Any, 
         install()
         parts = {e: EdgeGraph(graph._store, [e], graph._policy) for e in graph.canonical_etypes}
         _INDICES[graph] = {etype: ShardedEdgeIndex(part) for etype, part in parts.items()}
+    if base == "batch":
+        return {ntype: _one_graph(graph, ntype) for ntype in graph.ntypes}, is_one
     if base == "edge_index":
         return _INDICES[graph], is_one
     found: dict[EType, Tensor] = {}
@@ -88,6 +92,11 @@ def _of_graph(graph: GraphView, name: str, features: Any) -> tuple[Mapping[Any, 
     return found, is_one
 
 
+def _one_graph(graph: GraphView, ntype: str) -> NodeGroups:
+    count = torch.tensor([graph.num_nodes_global(ntype)], device=graph.device)
+    return NodeGroups.of_one(graph.num_nodes(ntype), count, graph.group)
+
+
 def _by_type(features: Any, ntypes: Sequence[str]) -> Mapping[str, Tensor]:
     return features if isinstance(features, Mapping) else {ntypes[0]: features}
 
@@ -98,6 +107,10 @@ def _of_batch(data: Any, name: str, features: Any) -> tuple[Mapping[Any, Any], b
     is_one = len(ntypes) == len(getattr(data, "edge_types", ntypes)) == 1
     if base == "x":
         return _by_type(features, ntypes), is_one
+    if base == "batch" and base not in data:  # all are of one graph
+        stores = dict(zip(ntypes, data.node_stores, strict=True))
+        zeros = {n: torch.zeros(s.num_nodes, dtype=torch.int64) for n, s in stores.items()}
+        return {n: one.to(stores[n].n_id.device) for n, one in zeros.items()}, is_one
     for one in (base, COLUMNS.get(base, base)):
         if hasattr(data, "edge_types"):
             found = data.collect(one, allow_empty=True)
