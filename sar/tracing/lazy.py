@@ -204,6 +204,8 @@ METADATA = {
     torch.numel,
     Tensor.is_floating_point,
     Tensor.is_complex,
+    torch.is_floating_point,
+    torch.is_complex,
     Tensor.__len__,
     Tensor.__repr__,
     Tensor.element_size,

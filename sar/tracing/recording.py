@@ -104,7 +104,8 @@ def _without_write(
     if kwargs.get("inplace"):
         return func, args, {**kwargs, "inplace": False}
     if func is Tensor.__setitem__:
-        if isinstance(args[1], Tensor) and args[1].dtype == torch.bool:
+        is_mask = isinstance(args[1], Tensor) and args[1].dtype == torch.bool
+        if is_mask and not isinstance(args[2], EdgeRows):  # rows of some edges
             return filled, args, kwargs
         raise CannotRecord("it writes rows", writes=True)
     if func is Tensor.requires_grad_:

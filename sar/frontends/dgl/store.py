@@ -106,7 +106,6 @@ def reverse(
         dst_rows=store.src_rows,
         src_frames=whole.dst_frames,
         dst_frames=whole.src_frames,
-        joined={},
     )
 
 

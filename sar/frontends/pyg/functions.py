@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sar.errors import NotSupportedError
 from sar.frontends.pyg.index import EdgeEnd, EdgeMask, ShardedEdgeIndex, Symbol, unknown
-from sar.frontends.pyg.joined import OF_ENDS, OF_INDICES, take_end
+from sar.frontends.pyg.joined import OF_ENDS, OF_INDICES, is_all, take_end
 from sar.frontends.pyg.looks import (
     LOOKS,
     expand,
@@ -63,13 +63,15 @@ def _getitem(x: Any, item: Any) -> Any:
 
 
 def _item_of_index(index: ShardedEdgeIndex, item: Any) -> Any:
-    if isinstance(item, tuple) and item[1:] == (slice(None),):
+    if isinstance(item, tuple) and len(item) == 2 and is_all(item[1]):
         item = item[0]
     if isinstance(item, int) and -2 <= item < 2:
         return take_end(index, item % 2)
-    if item in ([0, 1], [1, 0]) or isinstance(item, slice) and item == slice(None):
+    if item in ([0, 1], [1, 0]) or is_all(item):
         return index if item != [1, 0] else turned(index)
-    if isinstance(item, tuple) and len(item) == 2 and item[0] == slice(None):
+    if isinstance(item, tuple) and len(item) == 2 and is_all(item[0]):
+        if is_lazy_mask(index.graph, item[1]):
+            return ShardedEdgeIndex(index.graph.filtered(item[1]), index.order)
         mask = as_mask(index.graph, item[1])
         if mask.kind == "loops":
             nodes = _loops(mask)
@@ -86,6 +88,13 @@ def _item_of_end(end: EdgeEnd, item: Any) -> Any:
         raise NotSupportedError("indexing of an end of edges by None; expected view or unsqueeze")
     mask = as_mask(end.graph, item)
     return _loops(mask) if mask.kind == "loops" else EdgeEnd(_filtered(mask), end.side)
+
+
+def is_lazy_mask(graph: Any, item: Any) -> bool:
+    """Whether an item is a lazy bool [num_edges] of the edges of a graph."""
+    if not isinstance(item, EdgeTensor) or item.scope.relation is not graph.scope().relation:
+        return False
+    return item.dtype == torch.bool and item.dim() == 1
 
 
 def as_mask(graph: Any, item: Any) -> EdgeMask:

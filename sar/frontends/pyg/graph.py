@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
-import torch
 from torch import Tensor
 
 from sar.edges import Relation, as_stored
+from sar.frontends.pyg.filters import Filters
 from sar.graph import GraphView
+from sar.graph.store import Structure
 from sar.graph.transform import are_no_loops, whole_relation, with_loops, with_some_edges
 from sar.tracing.lazy import EdgeTensor
 from sar.tracing.reducing import rows_of
@@ -20,12 +22,19 @@ class EdgeGraph(GraphView):
     Attributes:
         num_loops: how many times loops were added at every node.
         whole: the graph of all relations, which its group knows for as long as this is there.
+        origin: the structure of the graph that this was derived from, if it was.
         may_have_more_rows: whether tensors of nodes may have rows behind those of the edges' ends.
     """
 
     num_loops = 0
     whole: EdgeGraph | None = None
+    origin: Structure | None = None
     may_have_more_rows = False
+
+    @property
+    def sharing(self) -> Any:
+        """The layer's call in progress whose modules share rows, if any."""
+        return (self.origin or self._store).sharing
 
     def edge_columns(self, values: Tensor, name: str = "") -> EdgeTensor:
         """Lazy rows [num_edges, ...] of values of the relation's edges."""
@@ -53,24 +62,14 @@ class EdgeGraph(GraphView):
         return relation.derived("no loops", lambda: are_no_loops(relation))
 
     def filtered(self, keep: Tensor) -> EdgeGraph:
-        """Only the edges where bool [num_edges] is true; collective. One filter more than the last
-        of a graph is found anew."""
+        """Only the edges where bool [num_edges] is true; collective unless such a mask, lazy, came
+        before."""
         relation = as_stored(self.scope().relation, "a filter of edges")
-        known: list[tuple[Tensor, Relation]] = relation.derived("filters", list)
-        places = [i for i, (mask, _) in enumerate(known) if torch.equal(mask, keep)]
-        place = torch.tensor(places[0] if places else -1)
-        agreed = self.group.all_gather(place)
-        if len(set(map(int, agreed))) > 1 or not places:
-            known.append((keep.clone(), with_some_edges(relation, keep)))
-            del known[:-_MOST_FILTERS]
-            places = [-1]
-        return self._derived(known[places[0]][1])
+        return self._derived(relation.derived("filters", Filters).find(relation, keep))
 
     def _derived(self, relation: Relation) -> EdgeGraph:
         etype = self.canonical_etypes[0]
         made = self.with_edges(etype, relation, self._store.edge_ids[etype], {})
         made.num_loops = self.num_loops
+        made.origin = self.origin or self._store
         return made
-
-
-_MOST_FILTERS = 64

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import wraps
+from importlib import import_module
 from threading import local
 from typing import Any
 from weakref import ref
@@ -16,7 +18,10 @@ from sar.comm import Group
 from sar.errors import NotSupportedError
 from sar.frontends.pyg.index import ShardedEdgeIndex
 from sar.frontends.pyg.joined import join, rows_of_pieces, shift_index
+from sar.frontends.pyg.reducing import OPS
 from sar.graph.view import graphs_among
+from sar.models.known import reduction_of
+from sar.models.sharing import Reads, shared_rows
 from sar.ops.readout import sum_over_ranks
 from sar.tracing.edge_rows import eager
 from sar.tracing.lazy import EdgeTensor
@@ -91,10 +96,116 @@ def _semantic(group: Callable) -> Callable:
     return call
 
 
+# -- one stream for relations that read the same rows --------------------------------------------
+
+
+def _hetero_conv(forward: Callable) -> Callable:
+    """``HeteroConv.forward`` whose modules share rows that several of them sum."""
+
+    @wraps(forward)
+    def call(layer: Any, *args_dict: Any, **kwargs_dict: Any) -> Any:
+        with _sharing(_reads_of_modules(layer, [*args_dict, *kwargs_dict.values()])):
+            return forward(layer, *args_dict, **kwargs_dict)
+
+    return call
+
+
+def _reads_of_modules(layer: Any, dicts: list) -> Iterator[tuple[ShardedEdgeIndex, Reads]]:
+    """Edges, rows and reduction of each relation, whose module gets both and nothing else."""
+    for etype, module in layer.convs.items():
+        of_edges = [one[etype] for one in dicts if etype in one]
+        rows = [one[etype[0]] for one in dicts if etype[0] in one]
+        if len(of_edges) == 1 and isinstance(of_edges[0], ShardedEdgeIndex) and len(rows) == 1:
+            yield of_edges[0], Reads(rows[0], reduction_of(module))
+
+
+def _rgcn(forward: Callable) -> Callable:
+    """``RGCNConv.forward`` whose relations share rows."""
+
+    @wraps(forward)
+    def call(layer: Any, x: Any, edge_index: Any, edge_type: Any = None) -> Any:
+        if not isinstance(edge_index, ShardedEdgeIndex):
+            return forward(layer, x, edge_index, edge_type)
+        _refuse_segments()
+        with _sharing(_reads_of_types(layer, x, edge_index, edge_type)):
+            return forward(layer, x, edge_index, edge_type)
+
+    return call
+
+
+def _reads_of_types(
+    layer: Any, x: Any, edge_index: ShardedEdgeIndex, edge_type: Any
+) -> Iterator[tuple[ShardedEdgeIndex, Reads]]:
+    rows = x[0] if isinstance(x, tuple) else x
+    op = OPS.get(layer.aggr) if isinstance(layer.aggr, str) else None
+    is_own = type(layer).message is not import_module(_RGCN).RGCNConv.message
+    if is_own or op is None or not isinstance(rows, Tensor) or layer.flow != "source_to_target":
+        return
+    for i in range(layer.num_relations):
+        yield edge_index[:, edge_type == i], Reads(rows, op)
+
+
+@contextmanager
+def _sharing(found: Iterable[tuple[ShardedEdgeIndex, Reads]]) -> Iterator[None]:
+    """While a layer runs, let modules share the rows of sources that several of them reduce."""
+    by_place = [(index.piece, read) for index, read in found if index.shifts is None]
+    graphs = [graph for graph, _ in by_place]
+    if not graphs or graphs[0].group.size == 1:
+        yield
+        return
+    store = graphs[0].origin or graphs[0]._store
+    reads = {g.scope().relation: read for g, read in by_place if (g.origin or g._store) is store}
+    with shared_rows(store, reads):
+        yield
+
+
+def _refuse_segments() -> None:
+    """Raise where PyG may sort edges by their type, on some of the ranks."""
+    import torch_geometric.backend
+    import torch_geometric.typing
+
+    if (
+        torch_geometric.typing.WITH_SEGMM
+        and torch_geometric.backend.use_segment_matmul is not False
+    ):
+        raise NotSupportedError(
+            "RGCNConv: got pyg_lib, which sorts edges; expected "
+            "torch_geometric.backend.use_segment_matmul = False"
+        )
+
+
+def _scatter(scatter: Callable) -> Callable:
+    """``scatter`` as ``RGCNConv`` counts edges of each type by, for a choice that there is not."""
+
+    @wraps(scatter)
+    def call(src: Tensor, index: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(index, EdgeTensor):
+            return torch.zeros(kwargs["dim_size"], dtype=src.dtype, device=src.device)
+        return scatter(src, index, *args, **kwargs)
+
+    return call
+
+
+def _one_hot(one_hot: Callable) -> Callable:
+    @wraps(one_hot)
+    def call(index: Any, num_classes: Any = None, dtype: Any = None) -> Any:
+        if not isinstance(index, EdgeTensor):
+            return one_hot(index, num_classes, dtype)
+        classes = torch.arange(num_classes, device=index.device)
+        return (index.unsqueeze(-1) == classes).to(torch.float if dtype is None else dtype)
+
+    return call
+
+
+_RGCN = "torch_geometric.nn.conv.rgcn_conv"
 # By module and name: what is made of the original.
 WRAPPED: dict[tuple[str, str], Callable[[Callable], Callable]] = {
     ("torch_geometric.nn.conv.han_conv", "HANConv.forward"): _on_ranks,
     ("torch_geometric.nn.conv.han_conv", "group"): _semantic,
+    ("torch_geometric.nn.conv.hetero_conv", "HeteroConv.forward"): _hetero_conv,
+    (_RGCN, "RGCNConv.forward"): _rgcn,
+    (_RGCN, "scatter"): _scatter,
+    (_RGCN, "one_hot"): _one_hot,
 }
 
 # By module and name: whose argument says that it is ours, and what stands in.

@@ -74,7 +74,7 @@ def shift_index(x: ShardedEdgeIndex, other: Any) -> ShardedEdgeIndex:
 
 def put_end(index: ShardedEdgeIndex, place: Any, value: Any) -> None:
     """``index[place] = value``, for its own ends with an offset."""
-    place = place[0] if isinstance(place, tuple) and place[1:] == (slice(None),) else place
+    place = place[0] if isinstance(place, tuple) and all(map(is_all, place[1:])) else place
     is_end = isinstance(value, (ShiftedEnd, EdgeEnd)) and place in (0, 1, -1, -2)
     end = value.end if isinstance(value, ShiftedEnd) else value
     if not is_end or end.graph is not index.piece or end.side != index.order[place]:
@@ -84,6 +84,10 @@ def put_end(index: ShardedEdgeIndex, place: Any, value: Any) -> None:
     shifts = list(index.shifts or (0, 0))
     shifts[place] = value.shift if isinstance(value, ShiftedEnd) else 0
     index.shifts = (shifts[0], shifts[1])
+
+
+def is_all(item: Any) -> bool:
+    return isinstance(item, slice) and item == slice(None)
 
 
 def take_end(index: ShardedEdgeIndex, place: int) -> EdgeEnd | ShiftedEnd:
@@ -155,7 +159,7 @@ def join(indices: Sequence[ShardedEdgeIndex]) -> ShardedEdgeIndex:
             types = [etype[-side] for etype in etypes]
             _check_apart(types, own[:, side].tolist(), [getattr(r, name) for r in relations])
     shifts = torch.stack(group.all_gather(own))
-    known: dict[Any, Relation] = relations[0].derived("joined", dict)
+    known: dict[Any, Relation] = relations[0].derived("behind each other", dict)
     key = (*map(ref, relations), *shifts.flatten().tolist())
     if key not in known:
         for old in [old for old in known if any(one() is None for one in old[: len(relations)])]:
@@ -207,7 +211,6 @@ def _graph_of(indices: Sequence[ShardedEdgeIndex], relation: Relation) -> Joined
         edge_ids={etype: lambda: torch.cat([make() for make in ids])},
         src_rows={etype[0]: torch.arange(relation.num_src, device=store.device)},
         dst_rows={etype[2]: torch.arange(relation.num_dst, device=store.device)},
-        joined={},
     )
     return JoinedGraph(made, [etype], pieces[0]._policy)
 

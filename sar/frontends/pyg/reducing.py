@@ -10,6 +10,7 @@ from torch import Tensor
 from sar.errors import NotSupportedError
 from sar.frontends.pyg.index import EdgeEnd
 from sar.tracing.lazy import EdgeTensor
+from sar.tracing.nodes import Leaf
 from sar.tracing.reducing import reduce_rows, rows_of
 from sar.tracing.reducing import softmax as softmax_of_scope
 
@@ -41,11 +42,22 @@ def reduce_at(end: EdgeEnd, rows: Tensor, dim: int, op: str, num_rows: Any = Non
     messages, dtype = edges_first(end, rows, dim), rows.dtype
     if not dtype.is_floating_point:
         messages = messages.to(torch.float64)
-    out = reduce_rows(messages, op, end.side)
+    out = _shared(end, messages, op)
+    if out is None:
+        out = reduce_rows(messages, op, end.side)
     if not dtype.is_floating_point:
         out = out.to(dtype)
     out = padded(out, num_rows)
     return out.movedim(0, dim) if dim else out
+
+
+def _shared(end: EdgeEnd, messages: EdgeTensor, op: str) -> Tensor | None:
+    """What other modules of a layer that read the same rows of sources have brought, or bring."""
+    sharing, node = end.graph.sharing, messages.node
+    if sharing is None or end.side != "v" or not isinstance(node, Leaf) or node.side != "u":
+        return None
+    scope = messages.scope
+    return sharing.reduce(scope.relation, node.tensor, op, scope.policy)  # type: ignore[no-any-return]
 
 
 def padded(out: Tensor, num_rows: Any = None) -> Tensor:
