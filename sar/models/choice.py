@@ -218,7 +218,7 @@ def _agree_columns(layer: str, given: dict[str, Any], num_edges: int, group: Gro
     """Raise ``ValueError`` on every rank where a column has another number of rows; collective."""
     with group.agreed(f"{layer}: {', '.join(given)}"):
         for name, value in given.items():
-            if isinstance(value, Tensor) and value.shape[:1] != (num_edges,):
+            if isinstance(value, Tensor) and [*map(int, value.shape[:1])] != [num_edges]:
                 raise ValueError(
                     f"{name}: got shape {tuple(value.shape)}, expected {num_edges} rows, one for "
                     "each edge of this rank's graph"

@@ -39,7 +39,7 @@ class Frame(MutableMapping[str, Tensor]):
         if not isinstance(value, Tensor):
             raise TypeError(f"{name!r}: got {type(value).__name__}, expected a tensor")
         shape = tuple(value.shape)
-        if shape[:1] != (self.num_rows,):
+        if tuple(map(int, shape[:1])) != (self.num_rows,):
             raise ValueError(
                 f"{name!r}: got shape {shape}, expected {self.num_rows} rows, "
                 f"one per local row of {self.kind}"
