@@ -187,13 +187,14 @@ _GLOBAL_HOOKS = tuple(f"_global{name}" for name in _HOOKS)
 def looked_into(layer: nn.Module) -> str | None:
     """Who could see now that a layer is computed as a whole, or would have it compute another, in a
     few words: hooks of its parts, modes, autocast, gradients in forward mode; missing: whatever has
-    another name than it had. Hooks of the layer itself run outside of it."""
+    another name than it had. Hooks of the layer itself run outside of it; those of parts that have
+    no parameters yet make them."""
     for name in _GLOBAL_HOOKS:
         if getattr(nn.modules.module, name, None):
             return "torch has global hooks of modules, which look into it"
     for part in layer.modules():
         for name in _HOOKS:
-            if getattr(part, name, None) and part is not layer:
+            if getattr(part, name, None) and part is not layer and not _is_lazy(part):
                 return f"{type(part).__name__} in it has a hook"
     if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
         return "autocast is on"
@@ -203,6 +204,10 @@ def looked_into(layer: nn.Module) -> str | None:
     if getattr(torch.autograd.forward_ad, "_current_level", -1) >= 0:
         return "forward mode gradients are computed"
     return None
+
+
+def _is_lazy(part: nn.Module) -> bool:
+    return any(map(nn.parameter.is_lazy, part.parameters(recurse=False)))
 
 
 _modes: Any = _found("torch.overrides._get_current_function_mode_stack", list)

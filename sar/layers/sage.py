@@ -20,7 +20,7 @@ from sar.ops.sums import Sums, mean_scale, sums_over
 
 def sage_mean(
     relation: Relation, x: Tensor, own: Tensor, weight: Tensor, bias: Tensor | None,
-    policy: Policy, *, sum_first: bool | None = None, donate: bool = False,
+    policy: Policy, *, op: str = "mean", sum_first: bool | None = None, donate: bool = False,
 ) -> Tensor:  # fmt: skip
     """O x @ own^T + bias + mean @ weight^T: mean_i is that of the rows x_j over edges (j -> i).
 
@@ -33,6 +33,7 @@ def sage_mean(
             destinations.
         own, weight: [width, width_in] of the dtype of ``x``, float32 or float64.
         bias: [width] or none.
+        op: ``"sum"`` has sums in place of means.
         sum_first: rows are summed before they are multiplied by ``weight``; by default unless that
             makes them narrower.
         donate: backward writes dx over ``x``, unless it keeps the graph.
@@ -48,10 +49,10 @@ def sage_mean(
         width = len(weight)
         trained = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
 
-    def scale() -> Tensor:
-        return mean_scale(relation, x.dtype)
+    def scale() -> Tensor | None:
+        return mean_scale(relation, x.dtype) if op == "mean" else None
 
-    means = sums_over(relation, x, policy, "mean", scale, width=width, trained=trained)
+    means = sums_over(relation, x, policy, op, scale, width=width, trained=trained)
     return function.apply(x, own, weight, bias, None, means, donate)
 
 

@@ -98,7 +98,8 @@ def _layers(module: nn.Module) -> list[nn.Module]:
 
 def _takes_graph(module: nn.Module) -> bool:
     names = list(inspect.signature(type(module).forward).parameters)
-    return len(names) > 1 and names[1] in _GRAPH_NAMES
+    is_told = any(one.takes_graph(module) for one in known_layers())
+    return is_told or (len(names) > 1 and names[1] in _GRAPH_NAMES)
 
 
 def _checked(module: Any) -> list[nn.Module]:

@@ -25,7 +25,7 @@ from sar._private import is_view, looked_into
 from sar.comm import Group
 from sar.errors import NotSupportedError
 from sar.graph.rows import Call, current
-from sar.graph.view import GraphArgument, GraphView
+from sar.graph.view import GraphArgument, GraphView, graphs_among
 from sar.kernels.jit import untraced
 from sar.nn.drift import check_call
 from sar.nn.history import due_call
@@ -172,8 +172,8 @@ def standing(
 
     Args:
         adapter: that of the class, if it has one.
-        graph, rows: places, behind the layer, of what says the edges and of the rows of sources, or
-            a pair of both ends'.
+        graph, rows: places, behind the layer, of what says the edges, or of a dictionary of such,
+            and of the rows of sources, or a pair of both ends'.
         columns: names of parameters that are given of edges. Nothing is exchanged in a call that
             has none.
     """
@@ -186,17 +186,17 @@ def standing(
     @wraps(forward)
     def call(layer: Any, *args: Any, **kwargs: Any) -> Any:
         said = args[graph] if len(args) > graph else kwargs.get(graph_name)
-        if not isinstance(said, GraphArgument):
+        if not (views := _graphs_said(said)):
             return forward(layer, *args, **kwargs)
-        view = said if isinstance(said, GraphView) else said.sharded_graph
+        view = views[0]
         if number := due_call(layer, view.group, is_layer=True):
             check_call(layer, view.group, number)
         given = {n: args[p] if len(args) > p else kwargs.get(n) for p, n in of_edges}
         given = {name: value for name, value in given.items() if value is not None}
-        if given and len(view.canonical_etypes) == 1:
+        if given and len(views) == len(view.canonical_etypes) == 1:
             _agree_columns(type(layer).__name__, given, view.num_edges(), view.group)
         x = args[rows] if len(args) > rows else kwargs.get(rows_name)
-        current.stack.append(Call(layer, [view], x))
+        current.stack.append(Call(layer, views, x))
         try:
             fused = None
             if adapter is not None:
@@ -212,6 +212,13 @@ def standing(
             current.stack.pop()
 
     return call
+
+
+def _graphs_said(said: Any) -> list[GraphView]:
+    """The graph that an argument of a layer is, or names, or those in a dictionary."""
+    if isinstance(said, GraphArgument):
+        return [said if isinstance(said, GraphView) else said.sharded_graph]
+    return graphs_among(said) if isinstance(said, dict) else []
 
 
 def _agree_columns(layer: str, given: dict[str, Any], num_edges: int, group: Group) -> None:

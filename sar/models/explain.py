@@ -17,7 +17,7 @@ from sar._private import tree_leaves
 from sar.comm import Group
 from sar.comm.meter import OTHER, LayerNotes, Meter
 from sar.graph import GraphArgument, GraphView, graphs_among
-from sar.models.known import adapted, known_layers, own_forward
+from sar.models.known import adapted, arguments_of, known_layers, own_forward
 from sar.models.measure import SavedBytes, backward, measure, untouched
 from sar.models.tracing import mark_layers
 
@@ -116,9 +116,11 @@ def explain(model: nn.Module, graph: Any, *inputs: Any, **named: Any) -> Explana
     rows that are kept: the first two epochs send such rows, and later ones do not.
 
     Args:
-        graph: a sharded graph, or a list of blocks, as the model takes it.
-        inputs, named: what the model takes behind it. Without any, random rows of the width that
-            the model's first layer wants, where one graph and its layers say so.
+        graph: a sharded graph, or a list of blocks, as the model takes it; or PyG's data of one,
+            whose columns the model gets by the names of its parameters.
+        inputs, named: what the model takes behind it, or beside it where it takes an
+            ``edge_index``. Without any, random rows of the width that the model's first layer
+            wants, where one graph and its layers say so.
 
     Returns:
         A row for each layer; other ranks have other numbers.
@@ -128,10 +130,11 @@ def explain(model: nn.Module, graph: Any, *inputs: Any, **named: Any) -> Explana
         ValueError: no inputs are given and their width cannot be told.
     """
     expect.instance(model, "model", nn.Module, "a torch.nn.Module")
-    graphs = _graphs(graph, inputs, named)
-    if not inputs and not named:
-        inputs = (_made_rows(model, graphs),)
-    return explained(model, lambda: model(graph, *inputs, **named), graphs, [graph, inputs, named])
+    args = arguments_of(model, graph, inputs)
+    graphs = _graphs(graph, args, named)
+    if len(args) == 1 and not named:
+        args = arguments_of(model, graph, (_made_rows(model, graphs),))
+    return explained(model, lambda: model(*args, **named), graphs, [args, named])
 
 
 def explained(
@@ -207,8 +210,8 @@ def _joined(whats: Iterable[str]) -> str:
     return " + ".join(dict.fromkeys(whats)) or DENSE
 
 
-def _graphs(graph: Any, inputs: Any, named: Any) -> list[GraphView]:
-    graphs = graphs_among((graph, inputs, named))
+def _graphs(graph: Any, args: Any, named: Any) -> list[GraphView]:
+    graphs = graphs_among((args, named))
     others = [one for one in tree_leaves(graph) if not isinstance(one, GraphArgument)]
     if not graphs or (others and isinstance(graph, (list, tuple))):
         got = type(others[0]).__name__ if others else "an empty list"

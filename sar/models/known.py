@@ -39,10 +39,23 @@ class Layers:
         """Columns of the source rows that a layer reads, where it knows."""
         return None
 
+    def arguments(
+        self, model: nn.Module, graph: Any, inputs: tuple[Any, ...]
+    ) -> tuple[Any, ...] | None:
+        """What ``model`` is called with for a graph as the library's users have it and ``inputs``
+        beside it; ``None`` where it is none of the library's."""
+        return None
+
 
 def known_layers() -> list[Layers]:
     """The layers of the front ends that are in use."""
     return [front_end.LAYERS for front_end in registry.imported()]
+
+
+def arguments_of(model: nn.Module, graph: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    """What ``model`` is called with: the graph and ``inputs``, where no library says otherwise."""
+    found = (layers.arguments(model, graph, inputs) for layers in known_layers())
+    return next((one for one in found if one is not None), (graph, *inputs))
 
 
 def adapted(kind: type) -> tuple[type, Adapter] | None:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sar import registry
 from sar.comm import current_group
 from sar.config import Policy
 from sar.errors import MissingDependencyError, NotSupportedError
@@ -15,7 +16,6 @@ from sar.frontends.pyg.columns import edge_name, names_of, node_name, read_later
 from sar.frontends.pyg.graph import EdgeGraph
 from sar.frontends.pyg.groups import NodeGroups
 from sar.frontends.pyg.index import ShardedEdgeIndex
-from sar.frontends.pyg.patches import install
 from sar.graph.build import structure_of
 from sar.graph.store import Structure
 from sar.partition.arrays import ETYPE_HOMO, NTYPE_HOMO, ORIG_EID, ORIG_ID
@@ -55,7 +55,7 @@ def construct_full_graph(partition_data: PartitionData, policy: Policy | None = 
         CommError: a rank needs a row that its owner does not have.
     """
     check_library()
-    install()
+    registry.front_end("pyg").install()
     return data_of(structure_of(partition_data, policy), partition_data, policy)
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from sar.frontends.pyg import functions  # noqa: F401  (fills in what is known of indices)
 from sar.frontends.pyg.batches import pyg_data
@@ -16,29 +15,15 @@ from sar.frontends.pyg.data import check_library
 from sar.frontends.pyg.graph import EdgeGraph
 from sar.frontends.pyg.groups import NodeGroups
 from sar.frontends.pyg.index import ShardedEdgeIndex
+from sar.frontends.pyg.layers import LAYERS
 from sar.frontends.pyg.patches import install
 from sar.graph import GraphView
-from sar.models.known import Layers
 from sar.partition.arrays import ETYPE_HOMO, NTYPE_HOMO
 from sar.partition.book import EType
 
 __all__ = ["BLOCKS", "COLUMNS", "LAYERS", "arguments", "batch_maker", "install", "read_batch"]
 BLOCKS = None
 COLUMNS = {"edge_attr": "feat", "edge_weight": "weight", "edge_time": "time"}
-
-
-class PyGLayers(Layers):
-    """What is known of PyG's layers."""
-
-    def converted(self, module: nn.Module) -> nn.Module:
-        if "torch_geometric" not in sys.modules:
-            return module
-        from sar.frontends.pyg.norms import converted  # imports torch_geometric
-
-        return converted(module)
-
-
-LAYERS = PyGLayers()
 
 
 def batch_maker(subgraph_type: str) -> Callable[[Any], Any]:

@@ -30,6 +30,7 @@ class EdgeGraph(GraphView):
     whole: EdgeGraph | None = None
     origin: Structure | None = None
     may_have_more_rows = False
+    _looped: EdgeGraph | None = None
 
     @property
     def sharing(self) -> Any:
@@ -48,6 +49,12 @@ class EdgeGraph(GraphView):
         made = self._derived(relation.derived("with loops", lambda: with_loops(relation, keys)))
         made.num_loops = self.num_loops + 1
         return made
+
+    def with_own_loops(self) -> EdgeGraph:
+        """With one loop at every node in place of those that it has; collective at first."""
+        if self._looped is None:
+            self._looped = self.drop_loops().add_loops()
+        return self._looped
 
     def drop_loops(self) -> EdgeGraph:
         """Without edges from a node to itself; collective at first."""

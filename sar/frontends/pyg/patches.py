@@ -1,4 +1,4 @@
-"""Every function of PyG that is replaced, with its undo.
+"""Every function of PyG, and every layer's forward, that is replaced, with its undo.
 
 What stands in takes sharded edges and sends all else to the original. Modules hold functions under
 names of their own, so that each module which has the original gets what stands in.
@@ -6,18 +6,24 @@ names of their own, so that each module which has the original gets what stands 
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable
 from functools import wraps
 from importlib import import_module
 from threading import Lock
+from types import FunctionType
 from typing import Any
+
+from torch import nn
 
 from sar.frontends.pyg import groups, hetero, mistakes
 from sar.frontends.pyg.groups import NodeGroups
 from sar.frontends.pyg.index import Symbol
+from sar.frontends.pyg.layers import LAYERS, edges_place
 from sar.frontends.pyg.undistributed import refusals
 from sar.frontends.pyg.utilities import REPLACED
+from sar.models.choice import standing
 
 
 def install() -> None:
@@ -42,13 +48,18 @@ def install() -> None:
             *kinds, name = name.split(".")
             holder = getattr(import_module(module), *kinds) if kinds else import_module(module)
             _put(holder, name, vars(holder)[name], wrap(vars(holder)[name]))
+        _stand_before_layers()
 
 
 def uninstall() -> None:
     """Put back all originals that nobody else has replaced."""
     with _lock:
         for holder, name, original, replacement in reversed(_undo):
-            if vars(holder).get(name) is replacement:
+            if vars(holder).get(name) is not replacement:
+                continue
+            if original is None:
+                delattr(holder, name)
+            else:
                 setattr(holder, name, original)
         _undo.clear()
 
@@ -115,3 +126,42 @@ def _for_ours(
         return chosen(*args, **kwargs)
 
     return call
+
+
+# -- layers --------------------------------------------------------------------------------------
+
+
+def _stand_before_layers() -> None:
+    """Put the choice of code before each layer that takes edges: PyG's, and those of users."""
+    convs = import_module("torch_geometric.nn.conv")
+    base = convs.MessagePassing
+    kinds = [one for one in vars(convs).values() if isinstance(one, type)]
+    for kind in dict.fromkeys([*kinds, *LAYERS.adapters(), *_below(base)]):
+        if issubclass(kind, nn.Module):
+            _stand_before(kind)
+
+    def defined(kind: type, **given: Any) -> None:
+        super(base, kind).__init_subclass__(**given)
+        _stand_before(kind)
+
+    _put(base, "__init_subclass__", None, classmethod(defined))
+
+
+def _below(kind: type) -> list[type]:
+    found = kind.__subclasses__()
+    return [*found, *(one for sub in found for one in _below(sub))]
+
+
+def _stand_before(kind: type) -> None:
+    forward = vars(kind).get("forward")
+    place = edges_place(forward) if isinstance(forward, FunctionType) else None
+    if place is None:
+        return
+    names = list(inspect.signature(forward).parameters)[1:]
+    rows = next((names.index(name) for name in ("x", "x_dict") if name in names), len(names))
+    adapter = LAYERS.adapters().get(kind)
+    call = standing(forward, adapter, graph=place, rows=rows, columns=_OF_EDGES)
+    _put(kind, "forward", forward, call)
+
+
+_OF_EDGES = {"edge_attr", "edge_type", "edge_weight"}

@@ -1,0 +1,75 @@
+"""What is said of PyG's layers: which classes they are, how they are called, their adapters."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import nn
+
+from sar.frontends.pyg.adapters import ADAPTERS
+from sar.frontends.pyg.index import ShardedEdgeIndex
+from sar.models.calling import read_call
+from sar.models.choice import Adapter
+from sar.models.known import Layers
+
+_CONVS = "torch_geometric.nn.conv"
+EDGES = ("edge_index", "edge_index_dict", "pos_edge_index", "hyperedge_index")
+
+
+class PygLayers(Layers):
+    """Those of PyG; see :class:`sar.models.known.Layers`."""
+
+    def __init__(self) -> None:
+        self._added: dict[type, Adapter] = {}
+
+    def add(self, kind: type, adapter: Adapter) -> None:
+        """Use an adapter for a class of PyG's, in place of the one that it has."""
+        self._added[kind] = adapter
+
+    def adapters(self) -> Mapping[type, Adapter]:
+        convs = vars(sys.modules[_CONVS]) if _CONVS in sys.modules else {}
+        return {convs[name]: one for name, one in ADAPTERS.items() if name in convs} | self._added
+
+    def is_own(self, module: nn.Module) -> bool:
+        return type(module).__module__.startswith(_CONVS)
+
+    def takes_graph(self, module: nn.Module) -> bool:
+        return edges_place(type(module).forward) is not None
+
+    def converted(self, module: nn.Module) -> nn.Module:
+        if "torch_geometric" not in sys.modules:
+            return module
+        from sar.frontends.pyg.norms import converted  # imports torch_geometric
+
+        return converted(module)
+
+    def width(self, module: nn.Module) -> int | None:
+        given = getattr(module, "in_channels", None)
+        given = given[0] if isinstance(given, (tuple, list)) else given
+        is_known = type(module).__module__.startswith("torch_geometric.nn")
+        return given if is_known and isinstance(given, int) and given > 0 else None
+
+    def arguments(
+        self, model: nn.Module, graph: Any, inputs: tuple[Any, ...]
+    ) -> tuple[Any, ...] | None:
+        place = edges_place(type(model).forward)
+        if isinstance(graph, ShardedEdgeIndex):
+            return None if place is None else (*inputs[:place], graph, *inputs[place:])
+        if not type(graph).__module__.startswith("torch_geometric.data"):
+            return None
+        names, given = list(read_call(model).places), list(inputs)
+        return tuple(
+            given.pop(0) if given and name not in EDGES else getattr(graph, name) for name in names
+        )
+
+
+def edges_place(forward: Callable[..., Any]) -> int | None:
+    """Which parameter behind the layer says the edges, by its name."""
+    names = list(inspect.signature(forward).parameters)[1:]
+    return next((names.index(name) for name in EDGES if name in names), None)
+
+
+LAYERS = PygLayers()
