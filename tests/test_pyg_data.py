@@ -118,7 +118,7 @@ def test_columns_come_back_by_their_names(
         return held(shown)
 
     ranks = run_threads(parts, case)
-    added = {"n_id", "e_id", "orig_id", "orig_eid"}
+    added = {"n_id", "e_id", "orig_id", "orig_eid", "batch"}
     for number, (store, _) in enumerate(stores_of(data)):
         pieces = [rank[number] for rank in ranks]
         is_edges = "edge_index" in store

@@ -122,11 +122,14 @@ def plan_layer(
 
 
 def build_block(
-    whole: EdgeSource, group: Group, dst_rows: dict[str, Tensor], keep_seeds: bool
-) -> Structure:
-    """The block of :func:`plan_layer` with its exchange planned; collective."""
+    whole: EdgeSource, group: Group, dst_rows: dict[str, Tensor], keep_seeds: bool,
+    is_square: bool = False,
+) -> Structure:  # fmt: skip
+    """The block of :func:`plan_layer` with its exchange planned; collective. If ``is_square``, its
+    destinations are all its source rows; no edge ends in those behind ``dst_rows``."""
     layer, book = plan_layer(whole, group, dst_rows, keep_seeds), whole.book
     src_rows = layer.src_rows
+    dst_rows = src_rows if is_square else dst_rows
     relations: dict[EType, AnyRelation] = {}
     edge_ids: dict[EType, Callable[[], Tensor]] = {}
     for etype, part in layer.edges.items():

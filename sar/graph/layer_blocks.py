@@ -100,9 +100,17 @@ def blocks_of_seeds(
     group.agree(error, "construct_mfgs", {"n_layers": num_layers})
     type_id, _, row = data.book.locate(torch.sort(seeds.cpu().long())[0])
     dst_rows = {ntype: row[type_id == i] for i, ntype in enumerate(data.book.ntypes)}
-    whole, blocks = whole_of_data(data), []
+    return blocks_of_rows(data, dst_rows, num_layers, keep_seeds)
+
+
+def blocks_of_rows(
+    data: PartitionData, dst_rows: dict[str, Tensor], num_layers: int, keep_seeds: bool,
+    are_square: bool = False,
+) -> list[Structure]:  # fmt: skip
+    """The same for int64 rows of this part, by type; collective. See :func:`build_block`."""
+    whole, group, blocks = whole_of_data(data), current_group(), []
     for _ in range(num_layers):
-        block = build_block(whole, group, dst_rows, keep_seeds)
+        block = build_block(whole, group, dst_rows, keep_seeds, are_square)
         blocks.append(on_device(block, data))
         dst_rows = block.src_rows
     return blocks[::-1]

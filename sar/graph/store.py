@@ -26,7 +26,7 @@ class Structure:
         relations: edges by canonical type.
         edge_ids: of each relation, what makes int64 [E] global ids, on the CPU.
         src_rows, dst_rows: per node type, int64 rows of the part that are rows of the source and
-            destination tensors. The same object on a whole graph.
+            destination tensors. The same object on a whole graph, and on a square block.
         keys: what names the part's nodes and edges in random numbers.
         keyed_rows: what :func:`sar.graph.rows.keyed_rows` made of late; no copy has it.
         keep_seeds: on blocks, whether source rows begin with the destination rows.
@@ -66,7 +66,7 @@ class Structure:
         """A copy on ``device``; no communication."""
         src_rows = {name: rows.to(device) for name, rows in self.src_rows.items()}
         dst_rows = src_rows
-        if self.is_block:
+        if self.dst_rows is not self.src_rows:
             dst_rows = {name: rows.to(device) for name, rows in self.dst_rows.items()}
         return replace(
             self,

@@ -15,7 +15,7 @@ from sar.partition.book import EType
 
 def whole_relation(store: Structure, etype: EType, what: str) -> Relation:
     """The relation; raises ``ValueError`` unless its loops may be changed."""
-    if etype[0] != etype[2] or store.is_block:
+    if etype[0] != etype[2] or store.dst_rows is not store.src_rows:
         raise ValueError(f"{what}: got {etype}, expected one node type and no block")
     return as_stored(store.relations[etype], what)
 

@@ -56,7 +56,8 @@ def construct_full_graph(partition_data: PartitionData, policy: Policy | None = 
     """
     check_library()
     registry.front_end("pyg").install()
-    return data_of(structure_of(partition_data, policy), partition_data, policy)
+    structure = structure_of(partition_data, policy)
+    return data_of(structure, graphs_of(structure, policy), partition_data)
 
 
 def check_library() -> None:
@@ -87,55 +88,66 @@ def is_unnamed(ntypes: list[str], etypes: list[EType]) -> bool:
     return ntypes == [NTYPE_HOMO] and etypes == [ETYPE_HOMO]
 
 
+def graphs_of(structure: Structure, policy: Policy | None) -> dict[EType, EdgeGraph]:
+    """A graph of each relation, which keep that of all of them."""
+    whole = EdgeGraph(structure, None, policy)
+    if is_unnamed(whole.ntypes, whole.canonical_etypes):
+        return {ETYPE_HOMO: whole}
+    parts = {etype: EdgeGraph(structure, [etype], policy) for etype in whole.canonical_etypes}
+    for part in parts.values():
+        part.whole = whole
+    return parts
+
+
 def data_of(
     structure: Structure,
+    graphs: dict[EType, EdgeGraph],
     given: PartitionData,
-    policy: Policy | None,
     positions: dict[EType, Tensor] | None = None,
 ) -> Any:
     """A structure's rows and edges as PyG's data; int64 ``positions`` of edges: some, else all."""
-    graph = EdgeGraph(structure, None, policy)
-    is_one = is_unnamed(graph.ntypes, graph.canonical_etypes)
+    is_one = is_unnamed(given.book.ntypes, given.book.canonical_etypes)
     made, hetero = import_data()
     data = made() if is_one else hetero()
-    for ntype in graph.ntypes:
-        rows = None if positions is None else structure.src_rows[ntype]
+    for ntype, rows in structure.src_rows.items():
         store = data if is_one else data[ntype]
-        _put_nodes(store, ntype, graph, given, rows)
-        store.batch = _groups(graph, ntype, store)
-    for etype in graph.canonical_etypes:
+        store.num_nodes = len(rows)
+        _put_nodes(store, ntype, given, None if positions is None else rows, structure.device)
+        if positions is None:
+            store.batch = _groups(structure, ntype, store)
+    for etype, graph in graphs.items():
+        store = data if is_one else data[etype]
+        store.edge_index = ShardedEdgeIndex(graph)
         some = None if positions is None else positions[etype]
-        own = graph if is_one else EdgeGraph(structure, [etype], policy)
-        own.whole = graph
-        _put_edges(data if is_one else data[etype], etype, own, given, some, is_one)
+        _put_edges(store, etype, graph, given, some, is_one)
     return data
 
 
 def _put_nodes(
-    store: Any, ntype: str, graph: EdgeGraph, given: PartitionData, rows: Tensor | None
+    store: Any, ntype: str, given: PartitionData, rows: Tensor | None, device: torch.device
 ) -> None:
-    store.num_nodes = graph.num_nodes(ntype)
     columns, ids = given.node_features, f"{ntype}/{ORIG_ID}"
     for key, name in names_of(columns, ntype):
-        store[node_name(name)] = _chosen(columns[key], rows).to(graph.device)
-    own = torch.arange(*given.book.node_ranges[ntype][given.part_id].tolist())
-    n_id = store[ORIG_ID].long() if ids in columns else _chosen(own, rows)
-    store.n_id = n_id.to(graph.device)
+        store[node_name(name)] = _chosen(columns[key], rows).to(device)
+    if ids not in columns:
+        own = torch.arange(*given.book.node_ranges[ntype][given.part_id].tolist())
+        store.n_id = _chosen(own, rows).to(device)
+    else:
+        store.n_id = store[ORIG_ID].long()
 
 
-def _groups(graph: EdgeGraph, ntype: str, store: Any) -> NodeGroups:
+def _groups(structure: Structure, ntype: str, store: Any) -> NodeGroups:
     """The graph of each node: by column ``batch``, or one; collective."""
     if "batch" in store:
-        return NodeGroups(store.batch, graph.group)
-    count = torch.tensor([graph.num_nodes_global(ntype)], device=graph.device)
-    return NodeGroups.of_one(graph.num_nodes(ntype), count, graph.group)
+        return NodeGroups(store.batch, structure.group)
+    count = torch.tensor([structure.book.num_nodes(ntype)], device=structure.device)
+    return NodeGroups.of_one(store.num_nodes, count, structure.group)
 
 
 def _put_edges(
     store: Any, etype: EType, graph: EdgeGraph, given: PartitionData, some: Tensor | None,
     is_one: bool,
 ) -> None:  # fmt: skip
-    store.edge_index = ShardedEdgeIndex(graph)
     columns, kind = given.edge_features, ":".join(etype)
     taken = list(store.keys()) if is_one else None
     for key, name in names_of(columns, kind):

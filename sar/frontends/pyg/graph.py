@@ -8,10 +8,13 @@ from typing import Any
 from torch import Tensor
 
 from sar.edges import Relation, as_stored
+from sar.errors import NotSupportedError
 from sar.frontends.pyg.filters import Filters
 from sar.graph import GraphView
 from sar.graph.store import Structure
 from sar.graph.transform import are_no_loops, whole_relation, with_loops, with_some_edges
+from sar.partition.book import EType
+from sar.partition.features import Keys
 from sar.tracing.lazy import EdgeTensor
 from sar.tracing.reducing import rows_of
 
@@ -45,7 +48,8 @@ class EdgeGraph(GraphView):
         """With a loop at every node, behind the other edges; no communication."""
         relation = whole_relation(self._store, self.canonical_etypes[0], "self loops")
         etype = self.canonical_etypes[0]
-        keys = partial(self._store.keys.loops, etype, self.num_loops)
+        rows = self._store.dst_rows[etype[0]].cpu()
+        keys = partial(_keys_of_loops, self._store.keys, etype, self.num_loops, rows)
         made = self._derived(relation.derived("with loops", lambda: with_loops(relation, keys)))
         made.num_loops = self.num_loops + 1
         return made
@@ -74,9 +78,31 @@ class EdgeGraph(GraphView):
         relation = as_stored(self.scope().relation, "a filter of edges")
         return self._derived(relation.derived("filters", Filters).find(relation, keep))
 
+    def trim_with(self, inner: EdgeGraph, kept: Tensor) -> None:
+        """Say what is left of this one layer later: a graph, whose edges are those at int64
+        ``kept``."""
+        self.scope().relation.derived(_TRIMMED, lambda: (inner, kept))
+
+    def trimmed(self) -> tuple[EdgeGraph, Tensor]:
+        """What is left one layer later; raises ``NotSupportedError`` where nobody said it."""
+        known = self.scope().relation.known
+        if _TRIMMED not in known:
+            raise NotSupportedError(
+                "trim_to_layer: got the edges of a whole graph, or changed ones; expected an "
+                "edge_index of sar.pyg.construct_neighborhood, as often as it has hops"
+            )
+        return known[_TRIMMED]
+
     def _derived(self, relation: Relation) -> EdgeGraph:
         etype = self.canonical_etypes[0]
         made = self.with_edges(etype, relation, self._store.edge_ids[etype], {})
         made.num_loops = self.num_loops
         made.origin = self.origin or self._store
         return made
+
+
+def _keys_of_loops(keys: Keys, etype: EType, times: int, rows: Tensor) -> Tensor:
+    return keys.loops(etype, times).index_select(0, rows)
+
+
+_TRIMMED = "one layer later"

@@ -118,6 +118,30 @@ def add_remaining_self_loops(
     )
 
 
+def trim_to_layer(
+    layer: int, num_sampled_nodes_per_hop: Any, num_sampled_edges_per_hop: Any, x: Any,
+    edge_index: Any, edge_attr: Any = None,
+) -> tuple[Any, Any, Any]:  # fmt: skip
+    if layer <= 0:
+        return x, edge_index, edge_attr
+    last = num_sampled_nodes_per_hop
+    if not isinstance(edge_index, dict):
+        index, attr = _trim_edges(edge_index, edge_attr)
+        return x.narrow(0, 0, len(x) - last[-layer]), index, attr
+    rows = {kind: one.narrow(0, 0, len(one) - last[kind][-layer]) for kind, one in x.items()}
+    given = edge_attr or {}
+    left = {etype: _trim_edges(index, given.get(etype)) for etype, index in edge_index.items()}
+    attrs = None if edge_attr is None else {etype: left[etype][1] for etype in edge_attr}
+    return rows, {etype: index for etype, (index, _) in left.items()}, attrs
+
+
+def _trim_edges(index: ShardedEdgeIndex, attr: Any) -> tuple[ShardedEdgeIndex, Any]:
+    inner, kept = index.graph.trimmed()
+    if attr is not None:
+        attr = inner.edge_columns(eager(attr).index_select(0, kept))
+    return ShardedEdgeIndex(inner, index.order), attr
+
+
 # By module and name: whose argument says that it is ours, and what stands in.
 REPLACED: dict[tuple[str, str], tuple[int, str, Callable]] = {
     ("torch_geometric.utils._scatter", "scatter"): (1, "index", scatter),
@@ -127,6 +151,7 @@ REPLACED: dict[tuple[str, str], tuple[int, str, Callable]] = {
     ("torch_geometric.utils.loop", "add_remaining_self_loops"): (
         0, "edge_index", add_remaining_self_loops,
     ),
+    ("torch_geometric.utils._trim_to_layer", "trim_to_layer"): (4, "edge_index", trim_to_layer),
     ("torch_geometric.utils._degree", "degree"): (0, "index", degree),
     ("torch_geometric.nn.conv.gcn_conv", "gcn_norm"): (0, "edge_index", gcn_norm),
     **{

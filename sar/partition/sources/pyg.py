@@ -28,7 +28,7 @@ from sar.partition.sources.idmap import check_dense
 NODE_NAMES = {"x": "feat", "y": "label"}
 EDGE_NAMES = {"edge_attr": "feat"}
 TIME_NAMES = {"edge_time": "time"}  # of edges that share their names with nodes
-_STRUCTURE = ("edge_index", "num_nodes", "batch", "ptr")
+_STRUCTURE = ("edge_index", "num_nodes", "ptr")
 _PAIRS = ("edge_label_index", "pos_edge_label_index", "neg_edge_label_index")
 _COUNTED = ("x", "pos", "train_mask", "val_mask", "test_mask", "n_id")  # a row for each node
 _WIDER = {torch.uint16: torch.int32, torch.uint32: torch.int64, torch.uint64: torch.int64}
