@@ -684,7 +684,7 @@ def test_version_and_requirements_agree() -> None:
 # Lines and files, which work that adds an ability raises by what that is worth.
 CEILINGS = {
     "sar": (52_200, 312),
-    "sar/partition": (10_000, 52),
+    "sar/partition": (10_020, 52),
     "tests": (40_500, 195),
     "benchmarks": (6_500, 60),
 }

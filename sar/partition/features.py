@@ -33,8 +33,7 @@ class FeatureStore(MutableMapping):
     """Named feature tensors, read from the mapped file at each access and never cached.
 
     ``store[name]`` is a fresh CPU tensor; assigning a name keeps that tensor in memory instead.
-    uint8 features whose name ends in ``_mask`` or ``_masks`` are read as bool, because the files
-    have no bool.
+    uint8 features whose name ends in ``_mask(s)`` are read as bool, as the files have no bool.
     """
 
     def __init__(self, columns: Mapping[str, Column] | None = None) -> None:

@@ -7,7 +7,6 @@ import warnings
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -29,6 +28,7 @@ NODE_NAMES = {"x": "feat", "y": "label"}
 EDGE_NAMES = {"edge_attr": "feat"}
 TIME_NAMES = {"edge_time": "time"}  # of edges that share their names with nodes
 _STRUCTURE = ("edge_index", "num_nodes", "ptr")
+_NO_PAIRS = "pairs of RandomLinkSplit are not cut; expected a bool column of edges, edge_train_mask"
 _PAIRS = ("edge_label_index", "pos_edge_label_index", "neg_edge_label_index")
 _COUNTED = ("x", "pos", "train_mask", "val_mask", "test_mask", "n_id")  # a row for each node
 _WIDER = {torch.uint16: torch.int32, torch.uint32: torch.int64, torch.uint64: torch.int64}
@@ -127,7 +127,7 @@ def _is_hetero(content: Mapping) -> bool:
 def _homogeneous(content: Mapping, name: str) -> GraphArrays:
     ends = _ends(content, "the graph")
     count = _count(content, list(ends), "the graph")
-    nodes, edges = _split(content, count, len(ends[0]), times=TIME_NAMES)
+    nodes, edges = _split(content, count, len(ends[0]))
     graph = GraphArrays(name, {NTYPE_HOMO: count}, {ETYPE_HOMO: ends}, {NTYPE_HOMO: nodes})
     if edges:
         graph.edge_data[ETYPE_HOMO] = edges
@@ -166,8 +166,7 @@ def _ends(store: Mapping, where: str) -> tuple[Tensor, Tensor]:
     if index is None or index.dim() != 2 or len(index) != 2 or index.dtype.is_floating_point:
         shape = None if index is None else (index.dtype, tuple(index.shape))
         raise ValueError(f"edge_index of {where} is {shape}, expected integers [2, E]")
-    index = index.to(torch.int64)
-    return index[0], index[1]
+    return tuple(index.to(torch.int64))  # type: ignore[return-value]
 
 
 def _count(store: Mapping, ids: list[Tensor], where: str) -> int:
@@ -190,24 +189,15 @@ def _count(store: Mapping, ids: list[Tensor], where: str) -> int:
 
 
 def _split(
-    store: Mapping,
-    nodes: int | None,
-    edges: int | None,
-    where: str = "",
-    times: Mapping[str, str] = MappingProxyType({}),
+    store: Mapping, nodes: int | None, edges: int | None, where: str = ""
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     node_data: dict[str, Tensor] = {}
     edge_data: dict[str, Tensor] = {}
-    left, edge_names = [], {**EDGE_NAMES, **times}
+    left, edge_names = [], EDGE_NAMES if nodes is None else EDGE_NAMES | TIME_NAMES
     for key, value in store.items():
         if key in _STRUCTURE or value is None:
             continue
-        need(
-            key not in _PAIRS,
-            f"{key}{where} of RandomLinkSplit: pairs that are no edges are not cut; expected all "
-            "edges in edge_index, and which of them are trained on in a bool column of edges, "
-            "such as edge_train_mask",
-        )
+        need(key not in _PAIRS, f"{key}{where}: {_NO_PAIRS}")
         tensor, name = _tensor(value), str(key)
         is_column = tensor is not None and tensor.dim() and tensor.dtype in STORED_DTYPES
         rows = len(tensor) if tensor is not None and is_column else -1
@@ -230,8 +220,7 @@ def _put(data: dict[str, Tensor], name: str, value: Any, reserved: str) -> None:
     if name.endswith(("_mask", "_masks")):
         value = value.bool()
     elif value.dtype == torch.bool:
-        what = f"{name!r} is bool, and is read again as uint8"
-        warnings.warn(f"{what}; expected a name that ends in _mask", stacklevel=5)
+        warnings.warn(f"{name!r} is bool, and read as uint8 without _mask at its end", stacklevel=5)
     if name == "label":
         value = value[:, 0] if value.dim() == 2 and value.shape[1] == 1 else value
         value = value.long() if value.dim() == 1 and not value.dtype.is_floating_point else value
