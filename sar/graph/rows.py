@@ -59,7 +59,7 @@ class KeyedRows:
     """
 
     def __init__(self, graphs: Sequence[GraphView]) -> None:
-        stores = [graph._store for graph in graphs]
+        stores = _stores_of(graphs)
         self._stores = [weakref.ref(store) for store in stores]  # the first one holds this
         self.group = stores[0].group
         self.sets = [one for store in stores for one in _row_sets(store)]
@@ -71,6 +71,16 @@ class KeyedRows:
 
     def are_of(self, stores: Sequence[Structure]) -> bool:
         return [id(ref()) for ref in self._stores] == [id(store) for store in stores]
+
+    def keys_if_any(self, x: Tensor, kinds: Collection[Kind]) -> Tensor | None:
+        """:meth:`keys`, on which the ranks agree at each call; ``None`` on all of them where ``x``
+        has other rows on any; collective."""
+        fits = [one for one in self.sets if one.kind in kinds]
+        match = torch.tensor([x.dim() > 0 and one.count == len(x) for one in fits])
+        found = self.group.all_reduce(match.int(), "min").bool().tolist()
+        return (
+            self.keys(x, {one.kind for one, fit in zip(fits, found) if fit}) if any(found) else None
+        )
 
     def keys(self, x: Tensor, kinds: Collection[Kind] | None = None) -> Tensor:
         """[len(x)] keys of the rows of ``x``, on its device.
@@ -107,13 +117,17 @@ class KeyedRows:
 
 def keyed_rows(graphs: Sequence[GraphView]) -> KeyedRows:
     """The :class:`KeyedRows` of ``graphs``, kept with the first; collective when they are new."""
-    stores = [graph._store for graph in graphs]
+    stores = _stores_of(graphs)
     known: list[KeyedRows] = stores[0].keyed_rows
     found = next((one for one in known if one.are_of(stores)), None)
     if found is None:
         found = KeyedRows(graphs)
         known[:] = [*known[1 - MOST_KEPT :], found]
     return found
+
+
+def _stores_of(graphs: Sequence[GraphView]) -> list[Structure]:
+    return list({id(graph._store): graph._store for graph in graphs}.values())
 
 
 def _row_sets(store: Structure) -> list[RowSet]:

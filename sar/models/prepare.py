@@ -18,7 +18,7 @@ from sar.models.choice import OPTIONS, LayerOptions, options_of, warn_once
 from sar.models.known import Layers, adapted, known_layers, own_forward
 from sar.nn.batch_norm import DistributedBN1D, convert_batch_norm, replaced
 from sar.nn.drift import check_call
-from sar.nn.dropout import Dropout, convert_dropout
+from sar.nn.dropout import Dropout, convert_dropout, functions_are_keyed
 from sar.nn.history import due_call
 from sar.nn.params import replicated, sync_params
 
@@ -66,7 +66,7 @@ def prepare(
     model = convert_batch_norm(model)  # type: ignore[assignment]
     for layers in known_layers():
         model = replaced(model, layers.converted)  # type: ignore[assignment]
-    if any(issubclass(kind, nn.Dropout) for kind in before):
+    if functions_are_keyed() or any(issubclass(kind, nn.Dropout) for kind in before):
         model = convert_dropout(model, graphs)  # type: ignore[assignment]
     if donate or strict:
         optimize(model, donate=donate, strict=strict)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from sar.ops.randomness import keyed_dropout
 
-DROPOUTS = (F.dropout, torch.dropout)
+DROPOUTS: set[Callable] = {F.dropout, torch.dropout}  # and what is put in place of them
 
 
 class _State(threading.local):

@@ -1,4 +1,6 @@
-"""What PyG computes of one rank's rows alone where a user means those of all: one warning each."""
+"""What is computed of one rank's rows alone where a user means those of all: one warning each, and
+dropout by keys.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,10 @@ from importlib import import_module
 from typing import Any
 
 from torch import Tensor
+from torch.nn import functional
 
 from sar.frontends.pyg.index import Symbol
+from sar.nn.dropout import keyed_by_call
 from sar.nn.local_norms import norm_patches, noted, warn_of_local
 
 _CONVERT = "call sar.prepare(model, data.edge_index) first, or give it batch=data.batch"
@@ -29,6 +33,7 @@ def patches() -> Iterator[tuple[Any, str, Callable[[Any], Any]]]:
     for name in _NORMS:
         yield getattr(norms, name), "forward", _of_norm
     yield from norm_patches()
+    yield functional, "dropout", keyed_by_call
 
 
 def _of_norm(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
