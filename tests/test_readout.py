@@ -160,6 +160,16 @@ EDGES: dict[str, Callable[[Tensor], Tensor]] = {
     "min": lambda e: torch.amin(e, (0, 1)).view(1),
     "standardized": lambda e: (e - e.mean(0)) / (e - e.mean(0)).square().mean(0).sqrt(),
     "softmax": lambda e: torch.softmax(e, 0),
+    "std": lambda e: e.std(0),
+    "std of all": lambda e: e.std().view(1),
+    "std of all, biased": lambda e: e.std(False).view(1),
+    "std of some": lambda e: torch.std(e.view(-1, 2, 3), (0, 2), True, True),
+    "var": lambda e: torch.var(e, dim=0, keepdim=True),
+    "var, biased": lambda e: e.var(0, False),
+    "var by correction": lambda e: torch.var(e, (0, 1), correction=3).view(1),
+    "var, unbiased=": lambda e: e.var(unbiased=False).view(1),
+    "std without any": lambda e: (e * 0).std(0) + e.std(1).sum(),
+    "normalized": lambda e: (e - e.mean(0)) / e.std(0, unbiased=False),
 }
 
 

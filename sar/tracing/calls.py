@@ -32,7 +32,9 @@ SHAPED = {
 PRODUCTS = {"mul", "matmul", "bmm", "einsum", "linear"}
 ARITHMETIC = {"add", "sub", "mul", "div", "sum", "unsqueeze"}
 COPY_UNLESS_DENSE = {"contiguous", "flatten", "ravel", "reshape", "reshape_as"}
-_OTHERS = {"leaky_relu", "softmax", "where", "max", "min", "amax", "amin", "any", "all"}
+_OTHERS = {
+    "leaky_relu", "softmax", "where", "max", "min", "amax", "amin", "any", "all", "var", "std",
+}  # fmt: skip
 
 
 def _named() -> dict[Callable, str]:

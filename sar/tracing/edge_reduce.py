@@ -1,4 +1,5 @@
-"""Reductions of lazy edge tensors over all edges of all ranks: sum, mean, max, min, any, all.
+"""Reductions of lazy edge tensors over all edges of all ranks: sum, mean, max, min, any, all,
+variance and deviation.
 
 Each is a reduction at the destinations, block by block, and then one over nodes and ranks, so
 nothing edge-sized is made. The result is eager and equal on all ranks: Note [Replicated results]
@@ -32,7 +33,7 @@ def reduction_of(func: Callable, args: tuple, kwargs: dict) -> Callable[[], Tens
     ``max`` and ``min`` with a dimension, which also ask for the edge, are not among them.
     """
     name = name_of(func)
-    if name not in {*_KINDS, "softmax"} or not args or not hasattr(args[0], "scope"):
+    if name not in {*_KINDS, "softmax", "var", "std"} or not args or not hasattr(args[0], "scope"):
         return None
     x, rest = args[0], list(args[1:])
     if x.axis != 0:
@@ -41,6 +42,9 @@ def reduction_of(func: Callable, args: tuple, kwargs: dict) -> Callable[[], Tens
         dim = rest[0] if rest else kwargs.get("dim")
         over_edges = dim in (0, -x.dim()) and kwargs.get("dtype") is None and len(rest) < 3
         return (lambda: _softmax(x)) if over_edges else None
+    correction: Any = 1
+    if name in ("var", "std"):
+        rest, kwargs, correction = _corrected(rest, dict(kwargs))
     dim = rest.pop(0) if rest else kwargs.get("dim", kwargs.get("axis"))
     keepdim = rest.pop(0) if rest else kwargs.get("keepdim", False)
     if rest or set(kwargs) - {"dim", "axis", "keepdim"} or isinstance(dim, Tensor):
@@ -51,6 +55,8 @@ def reduction_of(func: Callable, args: tuple, kwargs: dict) -> Callable[[], Tens
     dims = sorted({d % x.dim() for d in dims})
     if dims[0] != 0 or (name in ("max", "min") and dim is not None):
         return None
+    if name in ("var", "std"):
+        return lambda: _variance(x, dims, keepdim, correction, name == "std")
     kind = name[1:] if name in ("amax", "amin") else name
     return lambda: reduce_edges(x, kind, dims, keepdim)
 
@@ -82,6 +88,30 @@ def reduce_edges(x: EdgeRows, kind: str, dims: list[int], keepdim: bool) -> Tens
     if kind in ("any", "all"):
         return total > 0
     return total if x.is_floating_point() or kind == "mean" else total.to(_counted(x.dtype, kind))
+
+
+def _corrected(rest: list[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any], Any]:
+    """Arguments of ``var`` or ``std`` without what is taken off the count, and that."""
+    correction = kwargs.pop("correction", 1)
+    correction = 1 if correction is None else correction
+    if "unbiased" in kwargs:
+        correction = int(kwargs.pop("unbiased"))
+    elif rest and isinstance(rest[0], bool):  # of all elements
+        correction = int(rest.pop(0))
+    elif len(rest) > 1:
+        correction = int(rest.pop(1))
+    return rest, kwargs, correction
+
+
+def _variance(x: Any, dims: list[int], keepdim: bool, correction: Any, root: bool) -> Tensor:
+    """Variance, or its root, over dimensions ``dims``, 0 among them, of all ranks; collective."""
+    count = x.scope.relation.num_edges_global * math.prod(x.shape[d] for d in dims[1:])
+    deviations = x - reduce_edges(x, "mean", dims, True)
+    found = reduce_edges(deviations * deviations, "sum", dims, keepdim) / max(0, count - correction)
+    if not root:
+        return found
+    is_some = found != 0  # torch's root of 0 has no gradient
+    return torch.where(is_some, found, 1).sqrt() * is_some
 
 
 def _softmax(x: EdgeRows) -> Tensor:
