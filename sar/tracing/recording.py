@@ -27,7 +27,7 @@ from sar.tracing.chunks import ALL, PART, ROWS, alike
 from sar.tracing.edge_rows import EdgeRows, node_of
 from sar.tracing.memo import keep, literals, recall, state_of_torch
 from sar.tracing.message_dropout import DROPOUTS, arguments
-from sar.tracing.nodes import EDGE_COUNT, Call, Dropout, Item, Node, NumEdges
+from sar.tracing.nodes import BLANK_ROWS, EDGE_COUNT, Call, Dropout, Item, Node, NumEdges
 
 _META = torch.device("meta")
 _FAILURES = (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError)
@@ -222,10 +222,12 @@ def _record_dropout(x: EdgeRows, p: float, inplace: bool) -> EdgeRows:
 
 def _infer(func: Callable, args: Any, kwargs: dict, first: EdgeRows) -> _Outcome:
     """Find out about a call; ``ValueError`` where no reading runs, before anything is computed."""
-    rows = first.num_edges
+    if func in _CATS and _dim_of_cat(*args, **kwargs) % first.dim() == first.axis:
+        raise CannotRecord("its result has no row per edge")  # also where nothing is added here
     problem: Exception | None = None
     leaves, spec = tree_flatten((args, kwargs))
-    trials = [_Trial(func, leaves, spec, rows, reading) for reading in _READINGS]
+    trials = [_Trial(func, leaves, spec, first.num_edges, reading) for reading in _READINGS]
+    rows = first.num_edges or BLANK_ROWS  # of none, shapes cannot be told
     for trial in trials:
         try:
             like, larger = trial.on_meta(rows), trial.on_meta(rows + 1)
@@ -247,6 +249,13 @@ def _infer(func: Callable, args: Any, kwargs: dict, first: EdgeRows) -> _Outcome
         name = getattr(func, "__name__", func)
         raise ValueError(f"{name} on an edge tensor {tuple(first.shape)}: {text}")
     raise CannotRecord(text)
+
+
+_CATS = (torch.cat, torch.concat, torch.concatenate)
+
+
+def _dim_of_cat(tensors: Any = (), dim: int = 0, **_: Any) -> int:
+    return dim
 
 
 def _growing(small: Tensor, large: Tensor, rows: int) -> int | None:

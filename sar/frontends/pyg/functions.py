@@ -12,14 +12,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sar.edges import as_stored
 from sar.errors import NotSupportedError
-from sar.frontends.pyg.index import EdgeEnd, EdgeMask, ShardedEdgeIndex, Symbol, unknown
+from sar.frontends.pyg.index import EdgeEnd, EdgeMask, Handler, ShardedEdgeIndex, Symbol, unknown
 from sar.frontends.pyg.joined import OF_ENDS, OF_INDICES, is_all, take_end
 from sar.frontends.pyg.looks import (
     LOOKS,
+    each,
     expand,
     expand_as,
     flip,
+    is_flat,
     iterate,
     kinds,
     named,
@@ -38,8 +41,13 @@ from sar.tracing.reducing import rows_of
 
 def take(x: Tensor, dim: int, end: EdgeEnd) -> Tensor:
     """Rows of nodes along ``dim``, of the ends of the edges."""
+    if isinstance(x, (EdgeTensor, Symbol)) or not is_flat(end):
+        raise NotSupportedError(
+            f"rows of a {type(x).__name__} {tuple(x.shape)}, taken by ends {tuple(end.looks())}; "
+            "expected rows of nodes, taken by edge_index[0] or edge_index[1]"
+        )
     dim = dim % x.dim()
-    if isinstance(x, EdgeTensor) or not end.are_rows(x.shape[dim]):
+    if not end.are_rows(x.shape[dim]):
         raise ValueError(
             f"index_select: got rows {tuple(x.shape)} along dimension {dim}, expected "
             f"{end.num_rows}, one for each of this rank's nodes"
@@ -48,6 +56,12 @@ def take(x: Tensor, dim: int, end: EdgeEnd) -> Tensor:
     x = x if len(x) == end.num_rows else x[: end.num_rows]
     rows = rows_of(end.graph.scope(), end.side, x)
     return rows.movedim(0, dim) if dim else rows
+
+
+def _index_select(input: Tensor, dim: int, index: Any) -> Tensor:
+    if isinstance(index, EdgeEnd):
+        return take(input, dim, index)
+    raise NotSupportedError(f"index_select of a {type(input).__name__} by {kinds(index)}")
 
 
 def _getitem(x: Any, item: Any) -> Any:
@@ -67,8 +81,10 @@ def _item_of_index(index: ShardedEdgeIndex, item: Any) -> Any:
         item = item[0]
     if isinstance(item, int) and -2 <= item < 2:
         return take_end(index, item % 2)
-    if item in ([0, 1], [1, 0]) or is_all(item):
-        return index if item != [1, 0] else turned(index)
+    if is_all(item):
+        return index
+    if isinstance(item, list) and item in ([0, 1], [1, 0]):
+        return index if item[0] == 0 else turned(index)
     if isinstance(item, tuple) and len(item) == 2 and is_all(item[0]):
         if is_lazy_mask(index.graph, item[1]):
             return ShardedEdgeIndex(index.graph.filtered(item[1]), index.order)
@@ -111,27 +127,46 @@ def as_mask(graph: Any, item: Any) -> EdgeMask:
 
 
 def _filtered(mask: EdgeMask) -> Any:
-    return mask.graph.drop_loops() if mask.kind == "others" else mask.graph.filtered(mask.values)
+    return mask.graph.drop_loops() if mask.kind == "others" else mask.graph.filtered(mask.chosen)
 
 
 def _loops(mask: EdgeMask) -> Tensor:
     """int64 rows of this rank's nodes that have a loop, in the order of the loops."""
-    relation = mask.graph.scope().relation
+    relation = as_stored(mask.graph.scope().relation, "loops")
     _, dst, eid, _ = relation.arrays()
-    chosen = mask.values[eid.long()]
+    chosen = mask.chosen[eid.long()]
     return dst[chosen][torch.argsort(eid[chosen])].long()
 
 
 def _masked(x: Tensor, mask: EdgeMask) -> Tensor:
     """Rows of edges: plain ones of loops, lazy ones over the edges that are left of others."""
-    rows = eager(x)[mask.values]
+    check_same_edges(x, mask)
+    rows = eager(x)[mask.chosen]
     return rows if mask.kind == "loops" else _filtered(mask).edge_columns(rows)
 
 
+def check_same_edges(x: Any, mask: EdgeMask) -> None:
+    if (
+        isinstance(x, Symbol)
+        or isinstance(x, EdgeTensor)
+        and (x.axis or x.scope.relation is not mask.graph.scope().relation)
+    ):
+        raise NotSupportedError(
+            f"indexing of a {type(x).__name__} {tuple(x.shape)} by a mask of edges; expected one "
+            "row for each of the same edges"
+        )
+    if len(x) != len(mask.chosen):
+        raise ValueError(
+            f"indexing by a mask of edges: got rows {tuple(x.shape)}, expected "
+            f"{len(mask.chosen)}, one for each of this rank's edges"
+        )
+
+
 def _setitem(x: Any, item: Any, value: Any) -> None:
-    if isinstance(item, EdgeMask) and isinstance(x, Tensor) and not isinstance(x, Symbol):
+    if isinstance(item, EdgeMask) and isinstance(x, Tensor):
+        check_same_edges(x, item)
         rows = eager(x).clone() if isinstance(x, EdgeTensor) else x
-        rows[item.values] = eager(value)
+        rows[item.chosen] = eager(value)
         if isinstance(x, EdgeTensor):
             x.rebind(item.graph.edge_columns(rows).node)
         return
@@ -149,7 +184,15 @@ def _scatter_reduce_(
     if reduce not in _OPS or (reduce != "sum" and include_self):
         got = f"reduce={reduce!r}, include_self={include_self}"
         raise NotSupportedError(f"scatter_reduce_: got {got}; expected torch_geometric's scatter")
-    found = reduce_at(index, src, dim, _OPS[reduce], x.shape[dim])
+    dim = dim % x.dim()
+    other, given = list(map(int, index.size_of_wrapper())), list(map(int, src.shape))
+    alike = len(other) == len(given) and other[:dim] == given[:dim]
+    if not alike or other[dim + 1 :] != given[dim + 1 :] or index.axis != dim:
+        raise NotSupportedError(
+            f"scatter_{reduce}_ along {dim} of rows {tuple(given)} by ends {tuple(other)}, edges "
+            f"along {index.axis}; expected ends of the same shape, as expand_as gives"
+        )
+    found = _like(x, reduce_at(index, src, dim, _OPS[reduce], x.shape[dim]))
     if reduce == "sum":
         return x.add_(found)
     some = (degrees_of(index) > 0).view(-1, *[1] * (x.dim() - 1 - dim % x.dim()))
@@ -161,7 +204,17 @@ def _scatter_add_(x: Tensor, dim: int, index: EdgeEnd, src: Tensor) -> Tensor:
 
 
 def _index_add_(x: Tensor, dim: int, index: EdgeEnd, source: Tensor, *, alpha: Any = 1) -> Tensor:
-    return x.add_(reduce_at(index, source, dim, "sum", x.shape[dim]), alpha=alpha)
+    if not is_flat(index):
+        raise NotSupportedError(f"index_add by ends {tuple(index.looks())}; expected [num_edges]")
+    return x.add_(_like(x, reduce_at(index, source, dim, "sum", x.shape[dim])), alpha=alpha)
+
+
+def _like(x: Tensor, found: Tensor) -> Tensor:
+    """Sums that are to be added to ``x``, with which they are not broadcast."""
+    if found.shape != x.shape:
+        got = f"rows {tuple(found.shape)} into {tuple(x.shape)}"
+        raise NotSupportedError(f"a sum of {got}; expected the same shape")
+    return found
 
 
 def _on_copy(function: Callable) -> Callable:
@@ -169,8 +222,11 @@ def _on_copy(function: Callable) -> Callable:
 
 
 def _bincount(end: EdgeEnd, weights: Any = None, minlength: int = 0) -> Tensor:
+    if minlength > end.num_rows or not is_flat(end):
+        got = f"minlength={minlength}, ends {tuple(end.looks())}"
+        raise NotSupportedError(f"bincount: got {got}; expected this rank's {end.num_rows} nodes")
     if weights is not None:
-        return reduce_at(end, weights, 0, "sum", end.num_rows)
+        return reduce_at(end, weights.double(), 0, "sum")
     return degrees_of(end).clone()
 
 
@@ -186,7 +242,7 @@ def degrees_of(end: EdgeEnd) -> Tensor:
 def _compared(kind: str) -> Callable:
     def compare(x: Any, y: Any) -> EdgeMask:
         ends = [x, y]
-        alike = all(isinstance(end, EdgeEnd) for end in ends)
+        alike = all(isinstance(end, EdgeEnd) and is_flat(end) for end in ends)
         if (
             not alike
             or {x.side, y.side} != {"u", "v"}
@@ -204,11 +260,11 @@ def _compared(kind: str) -> Callable:
 
 def _not(mask: EdgeMask) -> EdgeMask:
     kind = {"loops": "others", "others": "loops"}.get(mask.kind, "")
-    return EdgeMask(mask.graph, ~mask.values, kind)
+    return EdgeMask(mask.graph, ~mask.chosen, kind)
 
 
 def _any(mask: EdgeMask) -> Tensor:
-    return mask.graph.group.all_reduce(mask.values.any().int(), "max").bool()
+    return mask.graph.group.all_reduce(mask.chosen.any().int(), "max").bool()
 
 
 def _all(mask: EdgeMask) -> Tensor:
@@ -219,55 +275,52 @@ def _sum(mask: EdgeMask) -> Tensor:
     """How many loops there are on all ranks; other masks are counted as sizes, of this rank."""
     if mask.kind != "loops":
         raise unknown(Tensor.sum, EdgeMask)
-    return mask.graph.group.all_reduce(mask.values.sum())
+    return mask.graph.group.all_reduce(mask.chosen.sum())
 
 
 # -- the table -----------------------------------------------------------------------------------
 
 
-_TAKE = {
-    **dict.fromkeys(named("index_select"), take),
+_TAKE: dict[Callable, Handler] = {
+    **each(named("index_select"), _index_select),
     Tensor.__getitem__: _getitem,
     Tensor.__setitem__: _setitem,
 }
 
-ShardedEdgeIndex.handlers = (
-    LOOKS
-    | {
-        Tensor.__getitem__: _getitem,
-        Tensor.__iter__: iterate,
-        **dict.fromkeys(named("unbind"), unbind),
-        **dict.fromkeys(named("flip"), flip),
-    }
-    | OF_INDICES
-)
+_OF_INDICES: dict[Callable, Handler] = {
+    Tensor.__getitem__: _getitem,
+    Tensor.__iter__: iterate,
+    **each(named("unbind"), unbind),
+    **each(named("flip"), flip),
+}
+ShardedEdgeIndex.handlers = LOOKS | _OF_INDICES | OF_INDICES
 EdgeEnd.handlers = (
     LOOKS
     | _TAKE
     | OF_ENDS
     | {
-        **dict.fromkeys(named("scatter_reduce_"), _scatter_reduce_),
-        **dict.fromkeys(named("scatter_reduce"), _on_copy(_scatter_reduce_)),
-        **dict.fromkeys(named("scatter_add_"), _scatter_add_),
-        **dict.fromkeys(named("scatter_add"), _on_copy(_scatter_add_)),
-        **dict.fromkeys(named("index_add_"), _index_add_),
-        **dict.fromkeys(named("index_add"), _on_copy(_index_add_)),
-        **dict.fromkeys(named("bincount"), _bincount),
-        **dict.fromkeys(named("view", "reshape"), shaped),
-        **dict.fromkeys(named("unsqueeze"), unsqueeze),
-        **dict.fromkeys(named("expand"), expand),
-        **dict.fromkeys(named("expand_as"), expand_as),
-        **dict.fromkeys([*named("eq"), Tensor.__eq__], _compared("loops")),
-        **dict.fromkeys([*named("ne"), Tensor.__ne__], _compared("others")),
+        **each(named("scatter_reduce_"), _scatter_reduce_),
+        **each(named("scatter_reduce"), _on_copy(_scatter_reduce_)),
+        **each(named("scatter_add_"), _scatter_add_),
+        **each(named("scatter_add"), _on_copy(_scatter_add_)),
+        **each(named("index_add_"), _index_add_),
+        **each(named("index_add"), _on_copy(_index_add_)),
+        **each(named("bincount"), _bincount),
+        **each(named("view", "reshape"), shaped),
+        **each(named("unsqueeze"), unsqueeze),
+        **each(named("expand"), expand),
+        **each(named("expand_as"), expand_as),
+        **each([*named("eq"), Tensor.__eq__], _compared("loops")),
+        **each([*named("ne"), Tensor.__ne__], _compared("others")),
     }
 )
 EdgeMask.handlers = (
     LOOKS
     | _TAKE
     | {
-        **dict.fromkeys([*named("logical_not", "bitwise_not"), Tensor.__invert__], _not),
-        **dict.fromkeys(named("any"), _any),
-        **dict.fromkeys(named("all"), _all),
-        **dict.fromkeys(named("sum"), _sum),
+        **each([*named("logical_not", "bitwise_not"), Tensor.__invert__], _not),
+        **each(named("any"), _any),
+        **each(named("all"), _all),
+        **each(named("sum"), _sum),
     }
 )

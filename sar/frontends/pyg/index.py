@@ -8,6 +8,7 @@ got out would read the rows of other nodes.
 from __future__ import annotations
 
 from collections.abc import Callable
+from inspect import signature
 from typing import Any
 
 import torch
@@ -45,7 +46,13 @@ class Symbol(Tensor):
         handler = cls.handlers.get(func)
         if handler is None:
             raise unknown(func, cls)
-        return handler(*args, **(kwargs or {}))
+        try:
+            return handler(*args, **(kwargs or {}))
+        except TypeError as error:
+            if _takes(handler, args, kwargs or {}):
+                raise
+            name, given = name_of(func), ", ".join(kwargs or ()) or f"{len(args)} arguments"
+            raise NotSupportedError(f"{name} of a {cls.__name__} with {given}") from error
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -57,11 +64,31 @@ class Symbol(Tensor):
         return f"{type(self).__name__}({tuple(self.shape)})"
 
 
-def unknown(func: Callable, kind: type) -> NotSupportedError:
+def unknown(func: Callable, kind: Any) -> NotSupportedError:
     """The error for a function that is not known of a kind of tensors."""
+    name = name_of(func)
+    return NotSupportedError(f"{name} of a {kind.__name__}: {_INSTEAD.get(name, kind.hint)}")
+
+
+def name_of(func: Callable) -> str:
+    """How users call a function, or the attribute that it reads or writes."""
     name = getattr(func, "__name__", str(func))
-    name = getattr(getattr(func, "__self__", None), "__name__", name) if name == "__get__" else name
-    return NotSupportedError(f"{name} of a {kind.__name__}: {getattr(kind, 'hint', '')}")
+    if name in ("__get__", "__set__", "__delete__"):
+        return getattr(getattr(func, "__self__", None), "__name__", name)
+    return name
+
+
+_SAVE = "expected its state_dict() where a model is saved, and a graph that each rank makes itself"
+_INSTEAD = {"__reduce_ex__": _SAVE, "__setstate__": _SAVE, "share_memory_": _SAVE}
+
+
+def _takes(handler: Handler, args: Any, kwargs: dict[str, Any]) -> bool:
+    """Whether a function has such parameters."""
+    try:
+        signature(handler).bind(*args, **kwargs)
+    except TypeError:
+        return False
+    return True
 
 
 class ShardedEdgeIndex(Symbol, GraphArgument):
@@ -158,19 +185,19 @@ class EdgeMask(Symbol):
     """bool [num_edges], of which only this rank's are known: which edges to take.
 
     Attributes:
-        values: bool [num_edges].
+        chosen: bool [num_edges].
         kind: ``"loops"`` or ``"others"`` where it asks for edges from a node to itself, or for all
             but those; else empty.
     """
 
     handlers: dict[Callable, Handler] = {}
-    values: Tensor
+    chosen: Tensor
     kind: str
 
     @staticmethod
-    def __new__(cls, graph: EdgeGraph, values: Tensor, kind: str = "") -> EdgeMask:
-        made = make_wrapper(cls, [len(values)], dtype=torch.bool, device=values.device)
-        made.graph, made.values, made.kind = graph, values, kind
+    def __new__(cls, graph: EdgeGraph, chosen: Tensor, kind: str = "") -> EdgeMask:
+        made = make_wrapper(cls, [len(chosen)], dtype=torch.bool, device=chosen.device)
+        made.graph, made.chosen, made.kind = graph, chosen, kind
         return made
 
     def looks(self) -> list[int]:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sar._private import without_overrides
 from sar.errors import NotSupportedError
-from sar.frontends.pyg.index import EdgeEnd, ShardedEdgeIndex, Symbol
+from sar.frontends.pyg.index import EdgeEnd, Handler, ShardedEdgeIndex, Symbol
 from sar.tracing.nodes import EdgesCounted, NumEdges
 
 
@@ -53,11 +53,16 @@ def _same(x: Any, *args: Any, **kwargs: Any) -> Any:
 def _max(x: Any) -> Tensor:
     """The row of this rank's last node: what layers count nodes by."""
     rows = x.num_rows if isinstance(x, EdgeEnd) else max(x.end(0).num_rows, x.end(1).num_rows)
-    return torch.tensor(rows - 1)
+    return torch.tensor(rows - 1, device=x.graph.device)
 
 
 def _min(x: Any) -> Tensor:
-    return torch.tensor(0)
+    return torch.tensor(0, device=x.graph.device)
+
+
+def is_flat(end: EdgeEnd) -> bool:
+    """Whether ends are as they came, [num_edges]."""
+    return len(end.size_of_wrapper()) == 1
 
 
 def unbind(x: ShardedEdgeIndex, dim: int = 0) -> tuple[EdgeEnd, EdgeEnd]:
@@ -102,14 +107,17 @@ def expand(end: EdgeEnd, *sizes: Any) -> EdgeEnd:
     old = list(end.size_of_wrapper())
     more = len(given) - len(old)
     given = [old[i - more] if size == -1 else int(size) for i, size in enumerate(given)]
-    if given[end.axis + more] != old[end.axis]:
-        raise NotSupportedError(f"expand({given}) of ends of {old[end.axis]} edges")
+    if any(
+        old[i] not in (1, given[i + more]) or i == end.axis and old[i] != given[i + more]
+        for i in range(len(old))
+    ):
+        raise NotSupportedError(f"expand({given}) of ends {tuple(end.looks())}")
     return EdgeEnd(end.graph, end.side, given, end.axis + more)
 
 
 def stack(tensors: Any, dim: int = 0) -> ShardedEdgeIndex:
     ends = list(tensors)
-    alike = len(ends) == 2 and all(isinstance(end, EdgeEnd) for end in ends)
+    alike = len(ends) == 2 and all(isinstance(end, EdgeEnd) and is_flat(end) for end in ends)
     if not alike or dim not in (0, -2) or {end.side for end in ends} != {"u", "v"}:
         raise NotSupportedError(
             "stack of ends of edges; expected the sources and the destinations of the same edges"
@@ -139,6 +147,10 @@ def named(*names: str) -> list[Callable]:
     return [getattr(owner, name) for name in names for owner in owners if hasattr(owner, name)]
 
 
+def each(functions: list[Any], handler: Handler) -> dict[Callable, Handler]:
+    return dict.fromkeys(functions, handler)
+
+
 def _read(*names: str) -> list[Callable]:
     return [getattr(Tensor, name).__get__ for name in names]
 
@@ -154,23 +166,31 @@ def _plain(name: str) -> Callable:
     return of
 
 
+def _text(x: Any) -> str:
+    return f"{type(x).__name__}({tuple(map(int, x.looks()))})"
+
+
 LOOKS: dict[Callable, Callable] = {
-    **{f: _size for f in (Tensor.size, *_read("shape"))},
-    **dict.fromkeys(named("numel"), _numel),
-    **dict.fromkeys(named("nelement"), _numel),
+    **each([Tensor.size, *_read("shape")], _size),
+    **each(named("numel"), _numel),
+    **each(named("nelement"), _numel),
     Tensor.to: _to,
-    **dict.fromkeys(
-        [Tensor.cpu, Tensor.long, Tensor.__deepcopy__, *named("contiguous", "clone", "detach")],
+    Tensor.cpu: lambda x, **_: _to(x, "cpu"),
+    Tensor.cuda: lambda x, device="cuda", **_: _to(x, device),
+    **each(
+        [Tensor.long, Tensor.__deepcopy__, *named("contiguous", "clone", "detach")],
         _same,
     ),
-    **dict.fromkeys(named("max"), _max),
-    **dict.fromkeys(named("min"), _min),
+    **each(named("max"), _max),
+    **each(named("min"), _min),
     Tensor.__len__: lambda x: int(x.looks()[0]),
-    Tensor.__repr__: lambda x, **_: f"{type(x).__name__}({tuple(map(int, x.looks()))})",
+    Tensor.__repr__: lambda x, **_: _text(x),
+    Tensor.__format__: lambda x, spec: format(_text(x), spec),
+    Tensor.__hash__: id,
 }
 for _name in (
     "dtype", "device", "ndim", "is_cuda", "layout", "is_sparse", "is_sparse_csr", "requires_grad",
-    "is_meta", "is_quantized", "is_mkldnn", "is_leaf", "is_nested", "grad_fn",
+    "is_meta", "is_quantized", "is_mkldnn", "is_leaf", "is_nested", "is_cpu", "grad", "grad_fn",
 ):  # fmt: skip
     LOOKS[getattr(Tensor, _name).__get__] = _plain(_name)
 for _name in (

@@ -18,7 +18,7 @@ OPS = {"sum": "sum", "add": "sum", "mean": "mean", "max": "max", "amax": "max", 
        "amin": "min"}  # fmt: skip
 
 
-def edges_first(end: EdgeEnd, rows: Tensor, dim: int) -> EdgeTensor:
+def edges_first(end: EdgeEnd, rows: Tensor, dim: int) -> Any:
     """Rows of edges, which are along ``dim``, as lazy ones along the first axis."""
     dim = dim % rows.dim()
     if isinstance(rows, EdgeTensor):
@@ -40,13 +40,15 @@ def reduce_at(end: EdgeEnd, rows: Tensor, dim: int, op: str, num_rows: Any = Non
     check_rows(end, "dim_size", num_rows)
     dim = dim % rows.dim()
     messages, dtype = edges_first(end, rows, dim), rows.dtype
+    if dtype.is_complex:
+        raise NotSupportedError(f"a {op} of rows of {dtype}; expected real numbers")
     if not dtype.is_floating_point:
         messages = messages.to(torch.float64)
     out = _shared(end, messages, op)
     if out is None:
         out = reduce_rows(messages, op, end.side)
-    if not dtype.is_floating_point:
-        out = out.to(dtype)
+    if not dtype.is_floating_point:  # whole numbers have means of the default type
+        out = out.to(torch.get_default_dtype()) if op == "mean" else out.long().to(dtype)
     out = padded(out, num_rows)
     return out.movedim(0, dim) if dim else out
 

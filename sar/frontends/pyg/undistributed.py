@@ -48,7 +48,7 @@ UNDISTRIBUTED: dict[str, dict[str, str]] = {
 }
 
 
-def refusals() -> Iterator[tuple[type, Callable]]:
+def refusals() -> Iterator[tuple[Any, Callable]]:
     """(class, what is to stand in for its ``forward``)."""
     for module, reasons in UNDISTRIBUTED.items():
         for name, reason in reasons.items():

@@ -108,7 +108,7 @@ def add_remaining_self_loops(
         return ShardedEdgeIndex(graph.drop_loops().add_loops(), edge_index.order), None
     loops = _loop_rows(edge_index, edge_attr, fill_value).clone()
     others = EdgeMask(graph, graph.are_no_loops(), "others")
-    mask = EdgeMask(graph, ~others.values, "loops")
+    mask = EdgeMask(graph, ~others.chosen, "loops")
     index = edge_index.end(0)[mask]
     loops[index] = _masked(edge_attr, mask)
     rest = _masked(edge_attr, others)
