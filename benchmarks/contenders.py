@@ -1,4 +1,4 @@
-"""Who is measured: DGL in one process, the ranks of this library, those of IntelLabs SAR."""
+"""Who is measured: DGL or PyG in one process, the ranks of this library, those of IntelLabs SAR."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks.cluster import LAUNCH, ONE_THREAD, Cluster
 from benchmarks.graphs import Cut, Prepared
 
-TASKS = "benchmarks.tasks.training"
+TASKS, PYG_TASKS = "benchmarks.tasks.training", "benchmarks.tasks.pyg"
 DGL, ORIGINAL, STRICT, ONE_SHOT = "DGL", "IntelLabs SAR", "sar, strict", "sar, one-shot"
 Environment = dict[str, str]
 Start = Callable[..., Cluster]
@@ -20,6 +20,12 @@ def dgl(graph: Prepared, kind: str = "sage", environment: Environment = ONE_THRE
     """The whole graph in one process; by default started as DGL's own documents do."""
     given = {"file": str(graph.file), "kind": kind}
     return partial(Cluster, f"{TASKS}:Dgl", environment=environment, **given)
+
+
+def pyg(graph: Prepared, kind: str, edges: str, environment: Environment = ONE_THREAD) -> Start:
+    """The whole graph in one process of PyG, as one of its kinds of edges."""
+    given = {"file": str(graph.file), "kind": kind, "edges": edges}
+    return partial(Cluster, f"{PYG_TASKS}:Pyg", environment=environment, **given)
 
 
 def ours(

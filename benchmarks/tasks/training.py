@@ -39,10 +39,14 @@ class Task:
         warm_up()
         torch.manual_seed(0)
         self.num_train = self.summed(len(self.train))
-        self.model = Stack(self.kind, self.features.shape[1])
+        self.model = self.make(self.features.shape[1])
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-3, fused=True)
         measure.settle()
         self.baseline = measure.anonymous_bytes()
+
+    def make(self, num_features: int) -> nn.Module:
+        """The model that is trained."""
+        return Stack(self.kind, num_features)
 
     def summed(self, number: int) -> int:
         """The sum of a number over all ranks."""

@@ -138,12 +138,17 @@ def _all_fused(graph: Any, narrower: bool, fused: bool) -> bool:
     return not compute_once(lambda: any_rank(graph.group, not fused))
 
 
-def _narrows(layer: Any, name: str) -> bool | None:
-    """Whether a linear part gives fewer columns than it gets; ``None`` where it has no weight."""
+def _weight(layer: Any, name: str) -> Tensor | None:
+    """The weight of a linear part, [columns that it gives, columns that it gets], if it has one."""
     weight = getattr(getattr(layer, name, None), "weight", None)
-    if not isinstance(weight, Tensor) or is_lazy(weight) or weight.dim() != 2:
-        return None
-    return weight.shape[0] < weight.shape[1]
+    is_one = isinstance(weight, Tensor) and not is_lazy(weight) and weight.dim() == 2
+    return weight if is_one else None
+
+
+def _widening(layer: Any, name: str) -> int:
+    """How many columns more a linear part gives than it gets; 0 where it has no weight."""
+    weight = _weight(layer, name)
+    return 0 if weight is None else weight.shape[0] - weight.shape[1]
 
 
 # -- SAGEConv and GraphConv of sums and means ----------------------------------------------------
@@ -191,7 +196,7 @@ def _agree_sage(
         return False, False
     mean = fused and _op(layer) == "mean"
     by_columns = all_by_columns(graph.group, graph.policy, inputs.get("x"), mean)
-    return by_columns, _all_fused(graph, bool(_narrows(layer, name)), fused)
+    return by_columns, _all_fused(graph, _widening(layer, name) < 0, fused)
 
 
 def _sage_reduces(layer: Any) -> str | None:
@@ -233,7 +238,7 @@ def _gcn(layer: Any, graph: Any, x: Tensor, sum_first: bool) -> Tensor:
 def _agree_gcn(layer: Any, graph: Any, inputs: Arguments, fused: bool) -> bool:
     if graph.is_block or graph.sole_relation is None:
         return False
-    return _all_fused(graph, _narrows(layer, "lin") is False, fused)
+    return _all_fused(graph, _widening(layer, "lin") > 0, fused)
 
 
 def _relation(layer: Any, graph: Any) -> Any:
@@ -318,8 +323,8 @@ def _gat(layer: Any, relation: Any, x: Tensor, policy: Any, **weighing: Any) -> 
 
 def _gatv2(layer: Any, relation: Any, x: Tensor, policy: Any, **weighing: Any) -> Tensor:
     src, dst = ((part.weight, part.bias) for part in (layer.lin_l, layer.lin_r))
-    dst = None if layer.share_weights else dst
-    return gatv2(relation, x, src, dst, layer.att, policy, **weighing)
+    queries = None if layer.share_weights else dst
+    return gatv2(relation, x, src, queries, layer.att, policy, **weighing)
 
 
 def _agree_attention(
@@ -330,10 +335,10 @@ def _agree_attention(
     ``projection`` makes the values, beside which otherwise ``scores`` numbers a head travel.
     """
     x, relation = inputs.get("x"), graph.sole_relation
-    if relation is None or not isinstance(x, Tensor) or _narrows(layer, projection) is None:
+    weight = _weight(layer, projection)
+    if relation is None or not isinstance(x, Tensor) or weight is None:
         return False
     numbers = layer.heads * (layer.out_channels + scores)
-    weight = getattr(layer, projection).weight
     return input_travels(relation, x, weight, numbers, graph.policy, fused)
 
 

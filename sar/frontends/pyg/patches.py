@@ -148,14 +148,13 @@ def _stand_before_layers() -> None:
 
 
 def _below(kind: type) -> list[type]:
-    found = kind.__subclasses__()
+    found: list[type] = kind.__subclasses__()
     return [*found, *(one for sub in found for one in _below(sub))]
 
 
 def _stand_before(kind: type) -> None:
     forward = vars(kind).get("forward")
-    place = edges_place(forward) if isinstance(forward, FunctionType) else None
-    if place is None:
+    if not isinstance(forward, FunctionType) or (place := edges_place(forward)) is None:
         return
     names = list(inspect.signature(forward).parameters)[1:]
     rows = next((names.index(name) for name in ("x", "x_dict") if name in names), len(names))
