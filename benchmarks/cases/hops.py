@@ -38,7 +38,7 @@ LIMITS = {  # files and calls of a forward pass
 }
 
 
-@benchmark("hops", "core")
+@benchmark("hops", "pyg")
 def hops(options: Options) -> Report:
     """Files and calls of the package that a layer of DGL or PyG enters: third epoch, 2 ranks."""
     prepared = graphs.regular(options, [CUT], 200, 2000, WIDTH)

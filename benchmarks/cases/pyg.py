@@ -18,19 +18,19 @@ SMALL = 15  # PyG holds 4 GB a tensor of GAT on the large graph
 DGL = "DGL's layers"
 
 
-@benchmark("pyg-sage", "core")
+@benchmark("pyg-sage", "pyg")
 def pyg_sage(options: Options) -> Report:
     """PyG's SAGEConv on 4 and 8 ranks against PyG in one process: R-MAT, METIS."""
     return _steps(options, "sage")
 
 
-@benchmark("pyg-gcn", "core")
+@benchmark("pyg-gcn", "pyg")
 def pyg_gcn(options: Options) -> Report:
     """The same of its GCNConv."""
     return _steps(options, "gcn")
 
 
-@benchmark("pyg-gat", "edges")
+@benchmark("pyg-gat", "pyg")
 def pyg_gat(options: Options) -> Report:
     """The same of its GATConv, 4 heads of 64; a quarter of the graph."""
     return _steps(options, "gat", SMALL)

@@ -70,8 +70,9 @@ _PARTS = {
 def _reason(layer: Any, graph: Any, inputs: Arguments, linears: tuple[str, ...]) -> str | None:
     """Why a call is not that of plain rows of nodes over edges as they are."""
     edges, x, given = inputs["edge_index"], inputs["x"], layer.__dict__
-    if graph.is_block:
-        return "the graph is a block"
+    relation = graph.sole_relation
+    if relation is not None and relation.num_src != relation.num_dst:
+        return "there are more rows of sources than of destinations"
     if (layer.flow == "source_to_target") != (edges.order == "uv"):
         return "messages go from destinations to sources"
     if layer.node_dim not in (-2, 0) or inputs.get("size") is not None:
@@ -192,7 +193,7 @@ def _sage(
 def _agree_sage(
     name: str, layer: Any, graph: Any, inputs: Arguments, fused: bool
 ) -> tuple[bool, bool]:
-    if graph.is_block or graph.sole_relation is None:
+    if graph.sole_relation is None:
         return False, False
     mean = fused and _op(layer) == "mean"
     by_columns = all_by_columns(graph.group, graph.policy, inputs.get("x"), mean)
@@ -236,7 +237,7 @@ def _gcn(layer: Any, graph: Any, x: Tensor, sum_first: bool) -> Tensor:
 
 
 def _agree_gcn(layer: Any, graph: Any, inputs: Arguments, fused: bool) -> bool:
-    if graph.is_block or graph.sole_relation is None:
+    if graph.sole_relation is None:
         return False
     return _all_fused(graph, _widening(layer, "lin") > 0, fused)
 
