@@ -17,6 +17,7 @@ from harness.parts import Cutter, joined
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch_geometric import nn as of_pyg
+from torch_geometric.utils import dropout_adj, dropout_edge, dropout_node
 
 import sar
 import sar.pyg
@@ -132,6 +133,69 @@ def test_masks_are_the_same_bits(partitioned: Cutter) -> None:
     ]
     assert 0.2 < (found[0] == 0).double().mean() < 0.8
     assert all(torch.equal(found[0], one) for one in found)
+
+
+class Fewer(nn.Module):
+    """Layers over the edges that one of PyG's functions keeps, with their columns."""
+
+    def __init__(self, drop: Any) -> None:
+        super().__init__()
+        self.drop, self.conv = drop, of_pyg.GCNConv(WIDTH, 3)
+
+    def forward(self, x: Tensor, edge_index: Any, weight: Any) -> Tensor:
+        return self.conv(x, *self.drop(self, edge_index, weight))
+
+
+def some_edges(self: Any, index: Any, weight: Any) -> Any:
+    index, mask = dropout_edge(index, p=0.4, training=self.training)
+    return index, weight[mask]
+
+
+def some_nodes(self: Any, index: Any, weight: Any) -> Any:
+    index, mask, nodes = dropout_node(index, p=0.3, training=self.training)
+    assert nodes.all() != self.training or not len(nodes)
+    return index, weight[mask]
+
+
+FEWER = {
+    "dropout_edge": some_edges,
+    "dropout_node": some_nodes,
+    "dropout_adj": lambda self, i, w: dropout_adj(i, w, p=0.4, training=self.training),
+}
+
+
+@pytest.mark.parametrize("name", FEWER)
+def test_dropped_edges_do_not_know_of_the_cut(name: str, partitioned: Cutter) -> None:
+    """Nor in evaluation, where all are kept; each call drops others."""
+    model = made(lambda: Fewer(FEWER[name]))
+
+    def call(mine: Any, x: Tensor, data: Any) -> Tensor:
+        weight = data.weight.double()
+        first, second = mine(x, data.edge_index, weight), mine(x, data.edge_index, weight)
+        assert (first != second).any() or not len(first)
+        evaluated = mine.eval()(x, data.edge_index, weight)
+        return torch.cat([first, second, evaluated], 1)
+
+    want = of_ranks(partitioned(mixed(), 1), 1, model, call)
+    x, index = whole_inputs()
+    weight = mixed().edge_data[ETYPE_HOMO]["weight"].double()
+    torch.testing.assert_close(want[0][:, 6:], model.conv(x, index, weight).detach())
+    for size in (2, 3):
+        got = of_ranks(partitioned(mixed(), size, "adversarial"), size, model, call)
+        torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-10)
+
+
+def test_both_directions_of_edges_are_not_dropped_together(partitioned: Cutter) -> None:
+    def case(group: Group, path: str) -> None:
+        index = sar.pyg.construct_full_graph(sar.load_partition_data(path)).edge_index
+        with pytest.raises(sar.NotSupportedError, match="dropout_edge: got force_undirected"):
+            dropout_edge(index, force_undirected=True)
+        with pytest.raises(sar.NotSupportedError, match="relabel_nodes"):
+            dropout_node(index, relabel_nodes=True)
+        with pytest.raises(ValueError, match="p=2"):
+            dropout_edge(index, 2)
+
+    run_threads(2, case, partitioned(mixed(), 2))
 
 
 def test_rows_that_ranks_have_not_alike_are_refused(partitioned: Cutter) -> None:

@@ -18,6 +18,7 @@ from sar.nn.local_norms import norm_patches, noted, warn_of_local
 
 _CONVERT = "call sar.prepare(model, data.edge_index) first, or give it batch=data.batch"
 _POOL = "give it batch=data.batch of sar.pyg.construct_full_graph's data"
+_DRAW = "use sar.nn.Dropout, or a mask of columns of which all ranks have the same"
 _NORMS = (
     "GraphNorm", "PairNorm", "LayerNorm", "MeanSubtractionNorm", "GraphSizeNorm", "InstanceNorm",
     "HeteroBatchNorm",
@@ -27,6 +28,7 @@ _NORMS = (
 def patches() -> Iterator[tuple[Any, str, Callable[[Any], Any]]]:
     """(holder, attribute, wrapper) of functions and of methods of PyG and torch."""
     yield import_module("torch_geometric.utils._scatter"), "scatter", _of_scatter
+    yield import_module("torch_geometric.utils.augmentation"), "mask_feature", _of_masks
     for name in ("global_add_pool", "global_mean_pool", "global_max_pool"):
         yield import_module("torch_geometric.nn.pool.glob"), name, _of_pool
     norms = import_module("torch_geometric.nn.norm")
@@ -62,6 +64,15 @@ def _of_pool(pool: Callable[..., Tensor]) -> Callable[..., Tensor]:
         if batch is None:
             warn_of_local(x, f"{pool.__name__} without batch pools", _POOL)
         return pool(x, batch, *args, **kwargs)
+
+    return call
+
+
+def _of_masks(mask_feature: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(mask_feature)
+    def call(x: Any, *args: Any, **kwargs: Any) -> Any:
+        warn_of_local(x, "mask_feature draws a mask for", _DRAW)
+        return mask_feature(x, *args, **kwargs)
 
     return call
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from torch import nn
 
-from sar.frontends.pyg import groups, hetero, mistakes
+from sar.frontends.pyg import dropping, groups, hetero, mistakes
 from sar.frontends.pyg.groups import NodeGroups
 from sar.frontends.pyg.index import Symbol
 from sar.frontends.pyg.layers import LAYERS, edges_place
@@ -32,14 +32,17 @@ def install() -> None:
         if _undo or "torch_geometric" not in sys.modules:
             return
         for holder, name, wrap in mistakes.patches():
-            original = vars(holder)[name]
+            original = vars(holder).get(name)
+            if original is None:  # a version that has not got it
+                continue
             if isinstance(holder, type):
                 _put(holder, name, original, wrap(original))
             else:
                 _sweep(original, wrap(original))
         for is_ours, table in (
-            (_is_of_edges, REPLACED | hetero.REPLACED), (_is_of_groups, groups.REPLACED),
-        ):  # fmt: skip
+            (_is_of_edges, REPLACED | hetero.REPLACED | dropping.REPLACED),
+            (_is_of_groups, groups.REPLACED),
+        ):
             for (module, name), (place, argument, function) in table.items():
                 _replace(import_module(module), name, place, argument, function, is_ours)
         for kind, forward in refusals():
