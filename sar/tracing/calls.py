@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from types import FunctionType, MethodWrapperType
+from types import FunctionType, MethodWrapperType, WrapperDescriptorType
 from typing import Any
 
 import torch
@@ -86,6 +86,6 @@ _COMPILED = {type(torch.add), type(Tensor.add), type(Tensor.__add__)}
 
 def is_known(function: Callable) -> bool:
     """Whether arguments and torch's state alone decide what a function does: torch's, or ours."""
-    if isinstance(function, FunctionType):
+    if isinstance(function, (FunctionType, WrapperDescriptorType)):  # the latter: indexing
         return function in _known()
     return type(function) in _COMPILED

@@ -44,6 +44,8 @@ class EdgeTensor(EdgeRows):
             return _VIEWS[func](args[0])
         if func in _FILLED and not _of_edges(args[1:], kwargs):
             return func(args[0].without_rows, *args[1:], **(kwargs or {}))
+        if func in _MOVES and isinstance(args[0], EdgeTensor):
+            func, args, kwargs = _cast(func, *args, **(kwargs or {}))
         if not is_read(func) and func not in METADATA:
             return cls._call(func, *_first_by_place(args, kwargs or {}))
         with without_overrides():
@@ -116,6 +118,15 @@ def _first_by_place(args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, A
         if not args and isinstance(kwargs.get(name), EdgeTensor):
             return (kwargs[name],), {k: v for k, v in kwargs.items() if k != name}
     return args, kwargs
+
+
+def _cast(func: Callable, x: EdgeTensor, *args: Any, **kwargs: Any) -> tuple[Callable, Any, Any]:
+    """The same call as one to a dtype alone, where rows of edges stay on their device."""
+    given = [one.without_rows if isinstance(one, EdgeTensor) else one for one in args]
+    like = func(x.without_rows, *given, **kwargs)
+    if like.device != x.scope.device:
+        return func, (x, *args), kwargs
+    return Tensor.to, (x, like.dtype), {}
 
 
 def _refuse_places(func: Callable, x: EdgeTensor, kwargs: dict[str, Any]) -> None:
@@ -193,6 +204,7 @@ _VIEWS: dict[Callable, Callable[[Tensor], Tensor]] = {
     Tensor.imag.__get__: torch.imag,  # type: ignore[attr-defined]
 }
 
+_MOVES = {Tensor.to, Tensor.cpu, Tensor.cuda}
 SIZES = {Tensor.size, Tensor.numel, torch.numel, Tensor.shape.__get__}  # type: ignore[attr-defined]
 # Made with sizes that are given, of dtype and device of the tensor.
 _FILLED = {Tensor.new_zeros, Tensor.new_ones, Tensor.new_full, Tensor.new_empty}

@@ -29,7 +29,7 @@ from torch.nn import Parameter
 
 from sar.edges import AnyRelation
 from sar.tracing.calls import is_known
-from sar.tracing.nodes import EDGE_COUNT, Call, Dropout, Item, Leaf, Node, Softmax
+from sar.tracing.nodes import EDGE_COUNT, Call, Dropout, Item, Leaf, Node, NumEdges, Softmax
 
 T = TypeVar("T")
 
@@ -83,6 +83,8 @@ def literals(leaves: Iterable[Any], kind: type) -> tuple[Any, ...] | None:
             key.append(None)
         elif type(leaf) in _LITERALS:
             key.append((type(leaf), leaf))
+        elif isinstance(leaf, NumEdges):
+            key.append(NumEdges)
         elif callable(leaf) and is_known(leaf):
             key.append(leaf)
         elif type(leaf) is slice:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ from sar.errors import SarError
 from sar.tracing.calls import COPY_UNLESS_DENSE, filled, is_known, name_of, on_copy
 from sar.tracing.chunks import ALL, PART, ROWS, alike
 from sar.tracing.edge_rows import EdgeRows, node_of
-from sar.tracing.memo import keep, literals, recall, state_of_torch
+from sar.tracing.memo import literals, recall, remembered, state_of_torch
 from sar.tracing.message_dropout import DROPOUTS, arguments
 from sar.tracing.nodes import BLANK_ROWS, EDGE_COUNT, Call, Dropout, Item, Node, NumEdges
 
@@ -47,12 +48,7 @@ def record(func: Callable, args: Any, kwargs: dict[str, Any], first: EdgeRows) -
         _, probability, inplace = arguments(*args, **kwargs)
         return _record_dropout(first, probability, inplace)
     if not _writes(func, args, kwargs, first):
-        outcome = _infer(func, args, kwargs, first)
-        leaves, spec = tree_flatten((args, kwargs))
-        key = _key(func, leaves, spec, first)
-        if key is not None:
-            keep(first.scope.relation, key, outcome)
-        return outcome.result(func, leaves, spec, first)
+        return _recorded(func, args, kwargs, first)
     if first.column is not None:
         return first.write(func, args, kwargs)
     if func is Tensor.detach_:
@@ -60,15 +56,20 @@ def record(func: Callable, args: Any, kwargs: dict[str, Any], first: EdgeRows) -
         return first
     func, args, kwargs = _without_write(func, args, kwargs)
     try:
-        outcome = _infer(func, args, kwargs, first)
+        result = _recorded(func, args, kwargs, first)
     except CannotRecord as problem:
         raise CannotRecord(str(problem), writes=True) from problem
-    leaves, spec = tree_flatten((args, kwargs))
-    result = outcome.result(func, leaves, spec, first)
     if result.shape != first.shape or result.dtype != first.dtype:
         raise CannotRecord(f"it would change {first.dtype} {tuple(first.shape)} in place", True)
     first.rebind(result.node)
     return first
+
+
+def _recorded(func: Callable, args: Any, kwargs: dict[str, Any], first: EdgeRows) -> Any:
+    leaves, spec = tree_flatten((args, kwargs))
+    key = _key(func, leaves, spec, first)
+    find = partial(_infer, func, args, kwargs, first)
+    return remembered(first.scope.relation, key, find).result(func, leaves, spec, first)
 
 
 _STATES = (Tensor.detach_, Tensor.requires_grad_)  # which change no values

@@ -31,7 +31,7 @@ from sar.frontends.pyg.looks import (
     unbind,
     unsqueeze,
 )
-from sar.frontends.pyg.reducing import reduce_at
+from sar.frontends.pyg.reducing import degrees_of, reduce_at
 from sar.tracing.edge_rows import eager
 from sar.tracing.lazy import EdgeTensor
 from sar.tracing.reducing import rows_of
@@ -100,7 +100,7 @@ def _item_of_index(index: ShardedEdgeIndex, item: Any) -> Any:
 
 
 def _item_of_end(end: EdgeEnd, item: Any) -> Any:
-    if item is None or (isinstance(item, tuple) and None in item):
+    if item is None or (isinstance(item, tuple) and any(one is None for one in item)):
         raise NotSupportedError("indexing of an end of edges by None; expected view or unsqueeze")
     mask = as_mask(end.graph, item)
     return _loops(mask) if mask.kind == "loops" else EdgeEnd(_filtered(mask), end.side)
@@ -228,12 +228,6 @@ def _bincount(end: EdgeEnd, weights: Any = None, minlength: int = 0) -> Tensor:
     if weights is not None:
         return reduce_at(end, weights.double(), 0, "sum")
     return degrees_of(end).clone()
-
-
-def degrees_of(end: EdgeEnd) -> Tensor:
-    """int64 [num_rows] edges of each row that an end may be; not to be written into."""
-    relation = end.graph.scope().relation
-    return relation.in_degrees if end.side == "v" else relation.out_degrees
 
 
 # -- masks ---------------------------------------------------------------------------------------

@@ -22,8 +22,9 @@ from sar.frontends.pyg.groups import NodeGroups
 from sar.frontends.pyg.index import Symbol
 from sar.frontends.pyg.layers import LAYERS, edges_place
 from sar.frontends.pyg.undistributed import refusals
-from sar.frontends.pyg.utilities import REPLACED
+from sar.frontends.pyg.utilities import BY_COLUMN, REPLACED
 from sar.models.choice import standing
+from sar.tracing.lazy import EdgeTensor
 
 
 def install() -> None:
@@ -42,6 +43,7 @@ def install() -> None:
         for is_ours, table in (
             (_is_of_edges, REPLACED | hetero.REPLACED | dropping.REPLACED),
             (_is_of_groups, groups.REPLACED),
+            (_is_column, BY_COLUMN),
         ):
             for (module, name), (place, argument, function) in table.items():
                 _replace(import_module(module), name, place, argument, function, is_ours)
@@ -108,6 +110,10 @@ def _put(holder: Any, name: str, original: Any, replacement: Any) -> None:
 
 def _is_of_edges(given: Any) -> bool:
     return isinstance(given, Symbol) and not isinstance(given, NodeGroups)
+
+
+def _is_column(given: Any) -> bool:
+    return isinstance(given, EdgeTensor)
 
 
 def _is_of_groups(given: Any) -> bool:

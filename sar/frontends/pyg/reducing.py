@@ -10,7 +10,7 @@ from torch import Tensor
 from sar.errors import NotSupportedError
 from sar.frontends.pyg.index import EdgeEnd
 from sar.tracing.lazy import EdgeTensor
-from sar.tracing.nodes import Leaf
+from sar.tracing.nodes import Call, Leaf
 from sar.tracing.reducing import reduce_rows, rows_of
 from sar.tracing.reducing import softmax as softmax_of_scope
 
@@ -42,6 +42,10 @@ def reduce_at(end: EdgeEnd, rows: Tensor, dim: int, op: str, num_rows: Any = Non
     messages, dtype = edges_first(end, rows, dim), rows.dtype
     if dtype.is_complex:
         raise NotSupportedError(f"a {op} of rows of {dtype}; expected real numbers")
+    if is_one_each(messages) and op == "sum":
+        counts = degrees_of(end).to(dtype).view(-1, *[1] * (messages.dim() - 1))
+        out = padded(counts.expand(-1, *messages.shape[1:]).clone(), num_rows)
+        return out.movedim(0, dim) if dim else out
     if not dtype.is_floating_point:
         messages = messages.to(torch.float64)
     out = _shared(end, messages, op)
@@ -60,6 +64,20 @@ def _shared(end: EdgeEnd, messages: EdgeTensor, op: str) -> Tensor | None:
         return None
     scope = messages.scope
     return sharing.reduce(scope.relation, node.tensor, op, scope.policy)  # type: ignore[no-any-return]
+
+
+def is_one_each(rows: EdgeTensor) -> bool:
+    """Whether all numbers are known to be 1."""
+    return isinstance(rows.node, Call) and rows.node.function in _ONES
+
+
+_ONES = (Tensor.new_ones, torch.ones_like)
+
+
+def degrees_of(end: EdgeEnd) -> Tensor:
+    """int64 [num_rows] edges of each row that an end may be; not to be written into."""
+    relation = end.graph.scope().relation
+    return relation.in_degrees if end.side == "v" else relation.out_degrees
 
 
 def padded(out: Tensor, num_rows: Any = None) -> Tensor:

@@ -11,11 +11,12 @@ from torch import Tensor
 from sar.edges import as_stored
 from sar.errors import NotSupportedError
 from sar.frontends.pyg.aggregations import AGGREGATIONS
-from sar.frontends.pyg.functions import _masked, degrees_of, take
+from sar.frontends.pyg.functions import _masked, take
 from sar.frontends.pyg.index import EdgeEnd, EdgeMask, ShardedEdgeIndex
-from sar.frontends.pyg.reducing import OPS, check_rows, padded, reduce_at, softmax_at
+from sar.frontends.pyg.reducing import OPS, check_rows, degrees_of, padded, reduce_at, softmax_at
 from sar.layers.gcn import Degrees, degree_factor
 from sar.tracing.edge_rows import eager
+from sar.tracing.lazy import EdgeTensor
 
 
 def scatter(
@@ -28,6 +29,33 @@ def scatter(
     if reduce not in OPS:
         raise NotSupportedError(f"scatter: got reduce={reduce!r}, expected one of {', '.join(OPS)}")
     return reduce_at(index, src, dim, OPS[reduce], dim_size)
+
+
+def one_hot(index: EdgeTensor, num_classes: int | None = None, dtype: Any = None) -> Tensor:
+    """[num_edges, num_classes] lazily, of a column of the edges."""
+    if index.dim() != 1:
+        raise ValueError(f"one_hot: got {tuple(index.shape)}, expected a number an edge")
+    count = int(index.max()) + 1 if num_classes is None else num_classes
+    found = index.view(-1, 1) == torch.arange(count, device=index.device)
+    return found.to(torch.get_default_dtype() if dtype is None else dtype)
+
+
+def scatter_by_column(
+    src: Tensor, index: EdgeTensor, dim: int = 0, dim_size: Any = None, reduce: str = "sum"
+) -> Tensor:
+    """[dim_size, ...] sums or means of rows of edges over all ranks, by a column of the edges."""
+    if reduce not in ("sum", "add", "mean") or dim % src.dim() or not isinstance(src, EdgeTensor):
+        raise NotSupportedError(
+            f"scatter by a column of edges: got reduce={reduce!r}, dim={dim} and "
+            f"{type(src).__name__} {tuple(src.shape)}; expected sums or means of rows of edges"
+        )
+    hot = one_hot(index, dim_size, torch.float64)
+    count = hot.sum(0)
+    rows = hot.view(-1, hot.shape[1], *[1] * (src.dim() - 1)) * src.unsqueeze(1)
+    found = rows.sum(0)
+    if reduce == "mean":
+        found = found / count.clamp(min=1).view(-1, *[1] * (src.dim() - 1))
+    return found.to(src.dtype)
 
 
 def degree(index: EdgeEnd, num_nodes: Any = None, dtype: Any = None) -> Tensor:
@@ -159,3 +187,7 @@ REPLACED: dict[tuple[str, str], tuple[int, str, Callable]] = {
         for name, function in AGGREGATIONS.items()
     },
 }  # fmt: skip
+BY_COLUMN: dict[tuple[str, str], tuple[int, str, Callable]] = {
+    ("torch_geometric.utils._one_hot", "one_hot"): (0, "index", one_hot),
+    ("torch_geometric.utils._scatter", "scatter"): (1, "index", scatter_by_column),
+}
