@@ -183,6 +183,7 @@ LOOKS: dict[Callable, Callable] = {
     ),
     **each(named("max"), _max),
     **each(named("min"), _min),
+    Tensor.requires_grad.__set__: lambda x, value: None,  # integers have no gradient
     Tensor.__len__: lambda x: int(x.looks()[0]),
     Tensor.__repr__: lambda x, **_: _text(x),
     Tensor.__format__: lambda x, spec: format(_text(x), spec),

@@ -47,8 +47,8 @@ def install() -> None:
         ):
             for (module, name), (place, argument, function) in table.items():
                 _replace(import_module(module), name, place, argument, function, is_ours)
-        for kind, forward in refusals():
-            _put(kind, "forward", kind.forward, forward)
+        for kind, name, method in refusals():
+            _put(kind, name, getattr(kind, name), method)
         for (module, name), wrap in hetero.WRAPPED.items():
             *kinds, name = name.split(".")
             holder = getattr(import_module(module), *kinds) if kinds else import_module(module)

@@ -18,6 +18,8 @@ _SEARCHES = "searches the neighbors of each row among all nodes; make the edges 
 _SEARCHES += " cut (knn_graph, radius_graph), and use a layer that takes an edge_index"
 _POOLS = "makes a graph of fewer nodes out of all nodes; pool by data.batch (global_mean_pool)"
 _ATTENDS = "lets every node attend to every other, N x N weights"
+_TABLE = "holds a row for each node of the graph on every rank; use layers on the rows of a"
+_TABLE += " sar.nn.ShardedEmbedding"
 _CUGRAPH = "runs kernels of cuGraph on ids of nodes; use the layer without the prefix"
 
 # By module of PyG and class; those that get no edge index meet rows of the graph alone.
@@ -44,19 +46,38 @@ UNDISTRIBUTED: dict[str, dict[str, str]] = {
         "SAGPooling": _POOLS,
         "TopKPooling": _POOLS,
     },
-    "torch_geometric.nn.models": {"Polynormer": _ATTENDS, "SGFormer": _ATTENDS},
+    "torch_geometric.nn.attention": {
+        "PerformerAttention": _ATTENDS,
+        "PolynormerAttention": _ATTENDS,
+        "QFormer": _ATTENDS,
+        "SGFormerAttention": _ATTENDS,
+    },
+    "torch_geometric.nn.models": {
+        "AttentiveFP": "makes edges between nodes and their graphs; use global_add_pool",
+        "DimeNet": _SEARCHES,
+        "DimeNetPlusPlus": _SEARCHES,
+        "GNNFF": _SEARCHES,
+        "LightGCN": _TABLE,
+        "LINKX": _TABLE,
+        "Polynormer": _ATTENDS,
+        "SchNet": _SEARCHES,
+        "SGFormer": _ATTENDS,
+        "ViSNet": _SEARCHES,
+    },
 }
 
 
-def refusals() -> Iterator[tuple[Any, Callable]]:
-    """(class, what is to stand in for its ``forward``)."""
+def refusals() -> Iterator[tuple[Any, str, Callable]]:
+    """(class, method, what is to stand in for it)."""
     for module, reasons in UNDISTRIBUTED.items():
         for name, reason in reasons.items():
             kind = getattr(import_module(module), name, None)  # some versions lack some
             if kind is not None and "forward" in vars(kind):
-                yield kind, _refusing(kind.forward, name, reason)
+                yield kind, "forward", _refusing(kind.forward, name, reason)
     kind = import_module("torch_geometric.nn.conv").SuperGATConv
-    yield kind, _refusing_to_train(kind.forward)
+    yield kind, "forward", _refusing_to_train(kind.forward)
+    kind = import_module("torch_geometric.nn.models").CorrectAndSmooth
+    yield kind, "correct", _refusing_to_scale(kind.correct)
 
 
 def _refusing(forward: Callable, name: str, reason: str) -> Callable:
@@ -83,6 +104,19 @@ def _refusing_to_train(forward: Callable) -> Callable:
     return call
 
 
+def _refusing_to_scale(correct: Callable) -> Callable:
+    @wraps(correct)
+    def call(model: Any, *args: Any, **kwargs: Any) -> Any:
+        if model.autoscale and any(isinstance(x, Symbol) for x in tree_leaves((args, kwargs))):
+            raise _error(
+                "CorrectAndSmooth",
+                "scales by the mean error of one rank's nodes; expected autoscale=False",
+            )
+        return correct(model, *args, **kwargs)
+
+    return call
+
+
 def _error(name: str, why: str) -> NotSupportedError:
     error = NotSupportedError(f"{name} {why}")
     error.layer = name
@@ -98,4 +132,5 @@ def _are_sharded(args: Any, kwargs: Any) -> bool:
     if group.size == 1:
         return False
     counts = {count for graph in list(group.graphs) for count in (0, *graph.row_counts)}
-    return any(isinstance(x, Tensor) and x.dim() > 0 and len(x) in counts for x in leaves)
+    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    return any(size in counts for x in tensors for size in x.shape[:2])  # [1, n, F] of attention
