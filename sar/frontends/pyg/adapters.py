@@ -62,6 +62,8 @@ _PARTS = {
     "Linear": Adapter(lambda *_: "", {"forward": ("f052ea877fb1ed78",)}),
     "SumAggregation": Adapter(lambda *_: "", {"forward": ("0a8d845ae98e5f9f",)}),
     "MeanAggregation": Adapter(lambda *_: "", {"forward": ("0b43ab2992d13da5",)}),
+    "MaxAggregation": Adapter(lambda *_: "", {"forward": ("cd85f20fec13b409",)}),
+    "MinAggregation": Adapter(lambda *_: "", {"forward": ("969adf5edfb3423b",)}),
 }
 
 # -- reasons -------------------------------------------------------------------------------------
@@ -200,8 +202,15 @@ def _agree_sage(
     return by_columns, _all_fused(graph, _widening(layer, name) < 0, fused)
 
 
-def _sage_reduces(layer: Any) -> str | None:
-    return None if getattr(layer, "project", False) else _op(layer)
+_REDUCTIONS = {"SumAggregation": "sum", "MeanAggregation": "mean", "MaxAggregation": "max",
+            "MinAggregation": "min"}  # fmt: skip
+
+
+def _reduces(layer: Any) -> str | None:
+    """How a layer reduces the rows it is given; ``None`` where it makes others of them first."""
+    name = type(layer.aggr_module).__name__
+    is_plain = name in _REDUCTIONS and _is_plain(layer.aggr_module, name)
+    return _REDUCTIONS[name] if is_plain and not getattr(layer, "project", False) else None
 
 
 # -- GCNConv -------------------------------------------------------------------------------------
@@ -351,13 +360,13 @@ ADAPTERS = {
         partial(_bind_sage, _SAGE),
         {"forward": ("fd4691df15b30f7e",), "message": _ROW_OF_SOURCE, **_MESSAGES},
         partial(_agree_sage, "lin_l"),
-        _sage_reduces,
+        _reduces,
     ),
     "GraphConv": MessageAdapter(
         partial(_bind_sage, _GRAPH),
         {"forward": ("e0a070063ef2a771",), "message": _WEIGHTED, **_MESSAGES},
         partial(_agree_sage, "lin_rel"),
-        _sage_reduces,
+        _reduces,
     ),
     "GCNConv": MessageAdapter(
         _bind_gcn,
@@ -368,7 +377,7 @@ ADAPTERS = {
         _bind_gin,
         {"forward": ("a0a982f04fe548ac",), "message": _ROW_OF_SOURCE, **_MESSAGES},
         None,
-        _op,
+        _reduces,
     ),
     "GATConv": MessageAdapter(
         partial(_bind_attention, _gat, ("lin",)),

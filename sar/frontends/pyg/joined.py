@@ -34,6 +34,7 @@ from sar.tracing.reducing import rows_of
 class ShiftedEnd(Symbol):
     """int64 [num_edges]: ends of edges plus an offset, which only an edge index takes."""
 
+    hint = "numbers were added to ends of edges; expected an edge index of them, for torch.cat"
     handlers: dict[Callable, Handler] = {}
     end: EdgeEnd
     shift: int
@@ -227,6 +228,7 @@ class PieceRows(Symbol):
         counts: of edges, on this rank and on all.
     """
 
+    hint = "one number for all edges of a relation; expected torch.cat of such, or rows by them"
     handlers: dict[Callable, Handler] = {}
     relations: tuple
     table: Tensor
