@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch_geometric
+from foreign_files import write_pyg
 from harness import run_threads
-from harness.parts import joined
+from harness.graphs import ETYPE_HOMO, GraphArrays, mixed
+from harness.parts import Cutter, joined
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
+from torch_geometric.nn import GAT, GCN, GATConv
 
 import sar
 import sar.pyg
+from sar.nn import DistMultScorer, DotScorer, NegativeSampler, link_loss, rank_links, score_edges
+from sar.partition.features import FeatureStore
 
 # -- round trips ---------------------------------------------------------------------------------
 
@@ -139,3 +147,227 @@ def test_columns_come_back_by_their_names(
 
 def ends_as_node(name: str) -> bool:
     return name in NODE_COLUMNS
+
+
+# -- what data can and cannot say ----------------------------------------------------------------
+
+
+def on_ranks(path: str, parts: int, case: Callable[[Any], Any]) -> list[Any]:
+    """What a case says of each rank's data."""
+    return run_threads(
+        parts, lambda group: case(sar.pyg.construct_full_graph(sar.load_partition_data(path)))
+    )
+
+
+COPIES: dict[str, Callable[[Any], Any]] = {
+    "clone": lambda data: data.clone(),
+    "copy": copy.copy,
+    "deepcopy": copy.deepcopy,
+    "to": lambda data: data.to("cpu"),
+    "cpu": lambda data: data.cpu(),
+    "contiguous": lambda data: data.contiguous(),
+    "detach": lambda data: data.detach(),
+}
+
+
+@pytest.mark.parametrize("name", COPIES)
+def test_copies_run_as_the_data(name: str, partitioned: Cutter) -> None:
+    torch.manual_seed(0)
+    layer = GATConv(6, 3, edge_dim=1)
+
+    def case(data: Any) -> None:
+        out = layer(data.x, data.edge_index, data.weight)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            other = COPIES[name](data)
+        assert str(other) == str(data) and other.keys() == data.keys()
+        torch.testing.assert_close(layer(other.x, other.edge_index, other.weight), out)
+
+    on_ranks(partitioned(mixed(), 4, "adversarial"), 4, case)
+
+
+def test_counts_are_of_the_rank(partitioned: Cutter) -> None:
+    path = partitioned(mixed(), 4, "adversarial")
+
+    def case(data: Any) -> tuple[int, int]:
+        assert data.validate() and data.has_self_loops() and data.num_features == 6
+        assert data.is_node_attr("x") and not data.is_edge_attr("y")
+        assert data.size() == (data.num_nodes, data.num_nodes)
+        assert data["edge_index"] is data.edge_index and len(data.weight) == data.num_edges
+        assert f"weight=[{data.num_edges}]" in str(data)
+        return data.num_nodes, int(data.num_edges)
+
+    nodes, edges = zip(*on_ranks(path, 4, case), strict=True)
+    assert (sum(nodes), sum(edges)) == (57, len(mixed().edges[ETYPE_HOMO][0]))
+
+
+IMPOSSIBLE: dict[str, Callable[[Any], Any]] = {
+    "is_undirected": lambda data: data.is_undirected(),
+    "has_isolated_nodes": lambda data: data.has_isolated_nodes(),
+    "coalesce": lambda data: data.coalesce(),
+    "sort": lambda data: data.sort(),
+    "subgraph": lambda data: data.subgraph(torch.arange(2)),
+    "edge_subgraph": lambda data: data.edge_subgraph(torch.arange(2)),
+    "to_heterogeneous": lambda data: data.to_heterogeneous(),
+    "concat": lambda data: data.concat(data),
+    "save": lambda data: torch.save(data, "/dev/null"),
+    "meta": lambda data: data.to("meta"),
+    "gradient of a column": lambda data: data.weight.requires_grad_(),
+}
+
+
+@pytest.mark.parametrize("name", IMPOSSIBLE)
+def test_what_needs_all_ids_says_so(name: str, partitioned: Cutter) -> None:
+    def case(data: Any) -> None:
+        with pytest.raises(sar.NotSupportedError, match="got|expected"):
+            IMPOSSIBLE[name](data)
+
+    on_ranks(partitioned(mixed(), 2), 2, case)
+
+
+def test_columns_of_edges_are_read_when_they_are_needed(
+    partitioned: Cutter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[str] = []
+    whole = FeatureStore.__getitem__
+    monkeypatch.setattr(
+        FeatureStore, "__getitem__", lambda store, name: read.append(name) or whole(store, name)
+    )
+
+    def case(data: Any) -> None:
+        model = GCN(6, 4, 2)
+        model(data.x, data.edge_index)
+        assert not [name for name in read if "_E" in name]
+        for _ in range(2):
+            model(data.x, data.edge_index, data.weight)
+        assert [name for name in read if "_E" in name] == ["_N:_E:_N/weight"]
+
+    on_ranks(partitioned(mixed(), 1), 1, case)
+
+
+@pytest.mark.parametrize(
+    ("versions", "words"),
+    [(["2.5.3"] * 2, r"got 2\.5\.3, expected 2\.6"), (["2.8.1", "2.9.0"], "torch_geometric")],
+)
+def test_versions_of_pyg(
+    versions: list[str], words: str, partitioned: Cutter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Too old, or not the same on all ranks."""
+    path, given = partitioned(mixed(), 2), iter(versions)
+
+    class Module:
+        def __getattr__(self, name: str) -> Any:
+            return next(given) if name == "__version__" else getattr(torch_geometric, name)
+
+    monkeypatch.setitem(__import__("sys").modules, "torch_geometric", Module())
+    with pytest.raises((sar.NotSupportedError, ValueError), match=words):
+        on_ranks(path, 2, lambda data: None)
+
+
+BAD: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "pairs": (lambda d: d.update({"edge_label_index": d.edge_index}), "edge_label_index: pairs"),
+    "no edges": (lambda d: d.__delattr__("edge_index"), "has no edge_index"),
+    "transposed": (lambda d: d.update({"adj_t": d.__dict__["_store"].pop("edge_index")}), "adj_t"),
+    "long ids": (lambda d: d.update({"num_nodes": 2}), "edges"),
+    "slash": (lambda d: d.update({"a/b": d.x}), "a/b"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_data(name: str, tmp_path: Path) -> None:
+    change, words = BAD[name]
+    data = Data(x=torch.rand(4, 2), edge_index=torch.tensor([[0, 1, 2], [1, 2, 3]]))
+    change(data)
+    with pytest.raises(ValueError, match=words):
+        sar.partition_graph(data, tmp_path / "p", 2)
+
+
+def test_a_bool_column_that_is_no_mask_warns(tmp_path: Path) -> None:
+    data = Data(x=torch.rand(2, 2), edge_index=torch.tensor([[0], [1]]), fraud=torch.ones(2) > 0)
+    with pytest.warns(UserWarning, match="'fraud' is bool"):
+        sar.partition_graph(data, tmp_path / "p", 1)
+
+
+def test_edge_index_of_its_own_class(tmp_path: Path) -> None:
+    """In memory, and in a file of the command line's."""
+    index = torch_geometric.EdgeIndex([[0, 1, 2], [1, 2, 3]], sparse_size=(4, 4), sort_order="row")
+    data = Data(x=torch.rand(4, 2), edge_index=index)
+    torch.save(data, tmp_path / "d.pt")
+    for number, source in enumerate((data, tmp_path / "d.pt")):
+        path = sar.partition_graph(source, tmp_path / f"p{number}", 1)
+        (got,) = on_ranks(path, 1, held)
+        assert [got[0][f"end {side}"].tolist() for side in (0, 1)] == index.tolist()
+
+
+# -- training ------------------------------------------------------------------------------------
+
+
+def whole_graph(graph: GraphArrays) -> tuple[Tensor, Tensor]:
+    return graph.node_data["_N"]["feat"], torch.stack(graph.edges[ETYPE_HOMO])
+
+
+def test_a_folder_of_pygs_partitioner_trains(tmp_path: Path) -> None:
+    """Adam's losses are those of one process on the data that was cut."""
+    graph, parts = mixed(), torch.arange(57).remainder(3).numpy()
+    path = str(write_pyg(graph, parts, 3, tmp_path / "p"))
+    torch.manual_seed(0)
+    model, y = GCN(6, 8, 2, 4).double(), graph.node_data["_N"]["label"]
+
+    def losses(model: Any, x: Tensor, edges: Tensor, y: Tensor, count: int, group: Any) -> list:
+        optimizer, found = torch.optim.Adam(model.parameters(), lr=0.05), []
+        for _ in range(5):
+            each = torch.nn.functional.cross_entropy(model(x, edges), y, reduction="sum") / count
+            optimizer.zero_grad()
+            each.backward()
+            if group is not None:
+                sar.gather_grads(model)
+                each = group.all_reduce(each.detach())
+            optimizer.step()
+            found.append(float(each.detach()))
+        return found
+
+    x, edges = whole_graph(graph)
+    want = losses(copy.deepcopy(model), x.double(), edges, y, 57, None)
+
+    def case(group: Any) -> list[float]:
+        data = sar.pyg.construct_full_graph(sar.load_partition_data(path))
+        assert data.edge_attr.shape[1] == 2
+        own = copy.deepcopy(model)
+        return losses(own, data.x.double(), data.edge_index, y[data.n_id], 57, group)
+
+    for got in run_threads(3, case):
+        assert got == pytest.approx(want, rel=1e-9)
+
+
+def test_links_of_a_split(partitioned: Cutter) -> None:
+    """True edges of a mask train; scores, losses and ranks do not depend on the cut."""
+    graph = mixed()
+    held_out = torch.arange(len(graph.edges[ETYPE_HOMO][0])) % 5 == 0
+    torch.manual_seed(0)
+    encoder, scorer = GAT(6, 8, 2, 5).double(), DistMultScorer(3, 5).double()
+    x, edges = whole_graph(graph)
+    h = encoder(x.double(), edges[:, ~held_out])
+    want = (h[edges[0]] * h[edges[1]]).sum(1)
+
+    def case(group: Any) -> Any:
+        data = sar.pyg.construct_full_graph(sar.load_partition_data(path))
+        mask = held_out[data.e_id.materialize()]
+        train = data.edge_index[:, ~mask]
+        model = copy.deepcopy(encoder)
+        h = model(data.x.double(), train)
+        got = score_edges(data, DotScorer(), h)
+        torch.testing.assert_close(got, want[data.e_id.materialize()])
+        sampler = NegativeSampler(train, k=2, seed=3, columns=["type"])
+        loss = link_loss(train, sampler(0), copy.deepcopy(scorer), h, edge_type="type")
+        loss.backward()
+        sar.gather_grads(model)
+        ranks = rank_links(data.edge_index, DotScorer(), h, mask)
+        grads = [p.grad for p in model.parameters()]
+        return float(loss), grads, float(group.all_reduce(ranks.sum()))
+
+    found = []
+    for parts in (1, 3):
+        path = partitioned(graph, parts, "random")
+        found.append(run_threads(parts, case)[0])
+    assert found[0][0] == pytest.approx(found[1][0]) and found[0][2] == pytest.approx(found[1][2])
+    torch.testing.assert_close(found[0][1], found[1][1])

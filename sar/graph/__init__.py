@@ -4,6 +4,6 @@ A front end is a subclass of :class:`GraphView` with a library's names; see docs
 """
 
 from sar.graph.build import load_partition_data
-from sar.graph.view import GraphArgument, GraphView, Scope, graphs_among
+from sar.graph.view import GraphArgument, GraphView, Scope, graph_of, graphs_among
 
-__all__ = ["GraphArgument", "GraphView", "Scope", "graphs_among", "load_partition_data"]
+__all__ = ["GraphArgument", "GraphView", "Scope", "graph_of", "graphs_among", "load_partition_data"]

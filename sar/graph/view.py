@@ -38,10 +38,16 @@ class GraphArgument:
         raise NotImplementedError
 
 
+def graph_of(given: Any) -> Any:
+    """The graph that an argument says, itself or by its ``edge_index``; anything else as it is."""
+    said = given if isinstance(given, GraphArgument) else getattr(given, "edge_index", None)
+    return said.sharded_graph if isinstance(said, GraphArgument) else given
+
+
 def graphs_among(nest: Any) -> list[GraphView]:
     """The graphs that arguments of a call name, also inside of tuples, lists and dicts."""
-    leaves = tree_leaves(nest)
-    return [leaf.sharded_graph for leaf in leaves if isinstance(leaf, GraphArgument)]
+    found = [graph_of(leaf) for leaf in tree_leaves(nest)]
+    return [one for one in found if isinstance(one, GraphView)]
 
 
 class GraphView(GraphArgument):
@@ -55,7 +61,10 @@ class GraphView(GraphArgument):
     Attributes:
         group: the ranks that hold the other parts.
         is_block: true for a layer's block made by :func:`sar.construct_mfgs`.
+        later: graphs of fewer of its rows, which a model's later layers run on.
     """
+
+    later: Sequence[GraphView] = ()
 
     def __init__(
         self, store: Structure, etypes: Sequence[EType] | None = None, policy: Policy | None = None

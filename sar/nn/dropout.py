@@ -16,7 +16,7 @@ from torch.compiler import is_compiling
 from sar import expect
 from sar._private import in_backward
 from sar.comm import Group, current_group
-from sar.graph import GraphView, graphs_among
+from sar.graph import GraphView, graph_of, graphs_among
 from sar.graph.rows import Call, KeyedRows, Kind, SameDropoutRows, current, keyed_rows, kinds_of
 from sar.kernels.jit import untraced
 from sar.nn.batch_norm import replaced
@@ -259,7 +259,8 @@ def _bound_to(rows: KeyedRows | None, module: nn.Module) -> nn.Module:
 
 def _enter(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
     if graphs := graphs_among((args, kwargs)):
-        current.stack.append(Call(module, graphs))
+        later = [one for graph in graphs for one in graph.later]
+        current.stack.append(Call(module, [*graphs, *later]))
 
 
 def _leave(module: nn.Module, args: tuple, output: Any) -> None:
@@ -269,6 +270,7 @@ def _leave(module: nn.Module, args: tuple, output: Any) -> None:
 
 
 def _checked(graphs: Any) -> Sequence[GraphView]:
+    graphs = graph_of(graphs)
     listed = [graphs] if isinstance(graphs, GraphView) else graphs
     if not isinstance(listed, (list, tuple)) or not listed:
         raise expect.wrong_type(graphs, "graph", "a ShardedGraph or a list")

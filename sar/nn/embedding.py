@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from sar import expect
 from sar.comm.seeds import digest_of_text
-from sar.graph import GraphView
+from sar.graph import GraphView, graph_of
 from sar.kernels.keyed import keyed_uniform
 from sar.nn.params import ShardedParameter
 
@@ -58,7 +58,7 @@ class ShardedEmbedding(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        expect.instance(graph, "graph", GraphView, "a ShardedGraph")
+        graph = expect.instance(graph_of(graph), "graph", GraphView, "a ShardedGraph")
         expect.one_of(ntype, "ntype", graph._store.book.ntypes)
         expect.integer(dim, "dim", at_least=1)
         self.ntype, self.dim, self.sparse, self.bound, self.seed = ntype, dim, sparse, bound, seed
@@ -81,7 +81,7 @@ class ShardedEmbedding(nn.Module):
         if graph is None:
             rows = torch.arange(len(self.weight), device=self.weight.device)
         else:
-            rows = graph.source_rows(self.ntype)
+            rows = graph_of(graph).source_rows(self.ntype)
         return F.embedding(rows, self.weight, sparse=self.sparse)
 
     def extra_repr(self) -> str:

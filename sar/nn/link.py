@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from sar import expect
 from sar.edges import as_stored
-from sar.graph import GraphView
+from sar.graph import GraphView, graph_of
 from sar.graph.directory import NodeDirectory
 from sar.graph.edge_graph import edge_graph, global_ends
 from sar.kernels import wide_dtype
@@ -54,6 +54,7 @@ def score_edges(
     Raises, on every rank:
         ValueError, TypeError, KeyError: rows, types or scores that do not fit.
     """
+    graph = graph_of(graph)
     inputs = link_inputs(graph, scorer, h, edge_type)
 
     def scores(src: Rows, dst: Rows, edge: Rows, position: Tensor) -> Rows:
@@ -90,6 +91,7 @@ def link_loss(
     Raises ``ValueError`` on every rank when there is no edge or no negative, and what
     :func:`score_edges` raises.
     """
+    graph, negatives = graph_of(graph), graph_of(negatives)
     false = [negatives] if isinstance(negatives, GraphView) else negatives
     if not isinstance(false, Sequence) or not all(isinstance(g, GraphView) for g in false):
         raise expect.wrong_type(negatives, "negatives", "sharded graphs")
@@ -228,6 +230,7 @@ class NegativeSampler:
         seed: int = 0,
         columns: Sequence[str] = (),
     ) -> None:
+        graph = graph_of(graph)
         alike = {"k": k, "method": method, "seed": seed, "columns": list(columns)}
         with graph.group.agreed("NegativeSampler", alike):
             of_one_relation(graph)

@@ -19,7 +19,7 @@ from torch import Tensor
 from sar import expect
 from sar.comm import Group, current_group
 from sar.comm.collectives import ask_rows, send_rows
-from sar.graph import GraphView
+from sar.graph import GraphView, graph_of
 from sar.graph.edge_graph import global_ends, locate
 from sar.nn.link import Ends, link_inputs
 from sar.nn.scorers import LinkScorer
@@ -56,6 +56,7 @@ def rank_links(
         float64 [q, 2] in the order of the queries: ranks of the source and of the destination, as
         :mod:`sar.nn.ranking` counts them.
     """
+    graph = graph_of(graph)
     inputs = link_inputs(graph, scorer, h, edge_type)
     with graph.group.agreed("rank_links", {"filtered": filtered}):
         positions = _positions(eager(queries), graph.num_edges())

@@ -56,6 +56,10 @@ class EdgeTensor(EdgeRows):
     def _call(cls, func: Callable, args: Any, kwargs: dict[str, Any]) -> Any:
         """Record a call of a function; one that cannot be recorded gets the local edges."""
         first = next(a for a in tree_leaves((args, kwargs)) if isinstance(a, EdgeTensor))
+        if func in _MOVES and (func is not Tensor.to or _names_device(args, kwargs)):
+            blank = func(first.without_rows, *args[1:], **kwargs)
+            if blank.device == first.device:
+                return first if blank.dtype == first.dtype else first.to(blank.dtype)
         again = record_again(func, args, kwargs, first)
         if again is not NotImplemented:
             return again
@@ -110,6 +114,10 @@ def with_count(found: Any, x: EdgeRows, dim: int | None = None) -> Any:
 def _of_edges(sizes: tuple, kwargs: dict[str, Any] | None) -> bool:
     """Whether a size among arguments is the number of edges, not just as large."""
     return any(isinstance(one, NumEdges) for one in tree_leaves((sizes, kwargs)))
+
+
+def _names_device(args: Any, kwargs: dict[str, Any]) -> bool:
+    return "device" in kwargs or isinstance((*args, None, None)[1], (str, torch.device))
 
 
 def _first_by_place(args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -206,6 +214,7 @@ _VIEWS: dict[Callable, Callable[[Tensor], Tensor]] = {
 
 _MOVES = {Tensor.to, Tensor.cpu, Tensor.cuda}
 SIZES = {Tensor.size, Tensor.numel, torch.numel, Tensor.shape.__get__}  # type: ignore[attr-defined]
+_MOVES = {Tensor.to, Tensor.cpu, Tensor.cuda}
 # Made with sizes that are given, of dtype and device of the tensor.
 _FILLED = {Tensor.new_zeros, Tensor.new_ones, Tensor.new_full, Tensor.new_empty}
 

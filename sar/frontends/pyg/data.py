@@ -151,7 +151,9 @@ def _put_edges(
     columns, kind = given.edge_features, ":".join(etype)
     taken = list(store.keys()) if is_one else None
     for key, name in names_of(columns, kind):
-        store[edge_name(name, taken)] = stored_column(graph, columns, key, name, some)
+        there = edge_name(name, taken)
+        column = store[there] = stored_column(graph, columns, key, name, some)
+        graph.columns = {**graph.columns, there: column.materialize}
     first, last = given.book.edge_ranges[etype][given.part_id].tolist()
     key = f"{kind}/{ORIG_EID}"
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 from torch import Tensor
 
-from sar.edges import Relation, as_stored
+from sar.edges import AnyRelation, Relation, as_stored
 from sar.errors import NotSupportedError
 from sar.frontends.pyg.filters import Filters
 from sar.graph import GraphView
@@ -15,7 +17,7 @@ from sar.graph.store import Structure
 from sar.graph.transform import are_no_loops, whole_relation, with_loops, with_some_edges
 from sar.partition.book import EType
 from sar.partition.features import Keys
-from sar.tracing.lazy import EdgeTensor
+from sar.tracing.lazy import EdgeTensor, eager
 from sar.tracing.reducing import rows_of
 
 
@@ -26,6 +28,7 @@ class EdgeGraph(GraphView):
         num_loops: how many times loops were added at every node.
         whole: the graph of all relations, which its group knows for as long as this is there.
         origin: the structure of the graph that this was derived from, if it was.
+        columns: what gives the values of the edges' columns, by name.
         may_have_more_rows: whether tensors of nodes may have rows behind those of the edges' ends.
     """
 
@@ -33,6 +36,7 @@ class EdgeGraph(GraphView):
     whole: EdgeGraph | None = None
     origin: Structure | None = None
     may_have_more_rows = False
+    columns: Mapping[str, Callable[[], Tensor]] = MappingProxyType({})
     _looped: EdgeGraph | None = None
 
     @property
@@ -43,6 +47,22 @@ class EdgeGraph(GraphView):
     def edge_columns(self, values: Tensor, name: str = "") -> EdgeTensor:
         """Lazy rows [num_edges, ...] of values of the relation's edges."""
         return rows_of(self.scope(), "e", values, name)
+
+    def edge_column(self, name: str) -> Tensor:
+        if name not in self.columns:
+            raise KeyError(f"no column {name!r}; there are: {', '.join(self.columns) or 'none'}")
+        return self.columns[name]()
+
+    def put_edge_column(self, name: str, values: Tensor) -> None:
+        self.columns = {**self.columns, name: lambda: values}
+
+    def with_edges(
+        self, etype: EType, relation: AnyRelation, edge_ids: Any, columns: Mapping[str, Tensor]
+    ) -> EdgeGraph:
+        made = super().with_edges(etype, relation, edge_ids, columns)
+        for name, values in columns.items():
+            made.put_edge_column(name, values)
+        return made
 
     def add_loops(self) -> EdgeGraph:
         """With a loop at every node, behind the other edges; no communication."""
@@ -76,12 +96,15 @@ class EdgeGraph(GraphView):
         """Only the edges where bool [num_edges] is true; collective unless such a mask, lazy, came
         before."""
         relation = as_stored(self.scope().relation, "a filter of edges")
-        return self._derived(relation.derived("filters", Filters).find(relation, keep))
+        made = self._derived(relation.derived("filters", Filters).find(relation, keep))
+        made.columns = {name: partial(_kept, read, keep) for name, read in self.columns.items()}
+        return made
 
     def trim_with(self, inner: EdgeGraph, kept: Tensor) -> None:
         """Say what is left of this one layer later: a graph, whose edges are those at int64
         ``kept``."""
         self.scope().relation.derived(_TRIMMED, lambda: (inner, kept))
+        self.later = [inner, *inner.later]
 
     def trimmed(self) -> tuple[EdgeGraph, Tensor]:
         """What is left one layer later; raises ``NotSupportedError`` where nobody said it."""
@@ -103,6 +126,10 @@ class EdgeGraph(GraphView):
 
 def _keys_of_loops(keys: Keys, etype: EType, times: int, rows: Tensor) -> Tensor:
     return keys.loops(etype, times).index_select(0, rows)
+
+
+def _kept(read: Callable[[], Tensor], keep: Tensor) -> Tensor:
+    return eager(read())[eager(keep)]
 
 
 _TRIMMED = "one layer later"

@@ -77,7 +77,7 @@ def construct_neighborhood(
     for etype in book.canonical_etypes:
         store = data if is_one else data[etype]
         layers = [(graph[etype], known[etype]) for graph, known in zip(graphs, places, strict=True)]
-        for (outer, known), (inner, some) in pairwise(layers):
+        for (outer, known), (inner, some) in [*pairwise(layers)][::-1]:
             outer.trim_with(inner, torch.searchsorted(known, some).to(outer.device))
         store.num_sampled_edges = _differences([0, *(len(known) for _, known in layers[::-1])])
     return data
