@@ -192,7 +192,7 @@ class ShardedGraph(OriginalMembers):
             error = ValueError("edge_subgraph: got a block, expected a whole graph")
         elif not hasattr(edges, "dtype"):
             error = ValueError(f"edges: got {type(edges).__name__}, expected bool [{num_edges}]")
-        elif edges.dtype != torch.bool or tuple(edges.shape) != (num_edges,):
+        elif edges.dtype != torch.bool or [*map(int, edges.shape)] != [num_edges]:
             got = f"{edges.dtype} {tuple(edges.shape)}"
             error = ValueError(f"edges: got {got}, expected bool [{num_edges}]")
         self.group.agree(error, "edge_subgraph")
