@@ -20,6 +20,7 @@ from sar.kernels.device import same_random
 from sar.ops.saving import observed
 from sar.ops.sums import Sums
 from sar.stream.plan import HaloPlan
+from sar.tracing.edge_rows import EdgeRows
 
 
 @contextmanager
@@ -195,6 +196,8 @@ def _there_anyway(held: Any) -> Iterator[Tensor]:
             yield from graph.stored_columns()
             for relation in graph._store.relations.values():
                 yield from (relation.in_degrees, relation.out_degrees)
+        elif isinstance(leaf, EdgeRows):
+            yield from leaf.node.tensors
         elif isinstance(leaf, Tensor) and not hasattr(leaf, "is_structure"):
             if leaf.layout == torch.strided:
                 yield leaf
