@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -11,15 +10,15 @@ from typing import Any
 import pytest
 import torch
 from harness import pyg as compared
-from harness import run_threads
 from harness.graphs import mixed
 from harness.parts import Cutter
 from torch import Tensor, nn
+from torch_geometric.utils import add_self_loops
 
 import sar
 import sar.pyg
 from sar.graph import GraphArgument
-from sar.partition.arrays import ETYPE_HOMO, NTYPE_HOMO
+from sar.partition.arrays import ETYPE_HOMO
 
 pyg = pytest.importorskip("torch_geometric.nn")
 WIDTH, EXACT = 6, 1e-9
@@ -79,16 +78,17 @@ FUSED: dict[str, Callable[[], nn.Module]] = {
 
 
 def compare(
-    make: Callable[[], nn.Module], cut: Cutter, parts: int, case: Any = plain, others: Any = None,
-    used: tuple[str, ...] = (), policy: Any = None,
+    make: Callable[[], nn.Module], cutter: Cutter, parts: int, case: Any = plain,
+    others: Any = None, used: tuple[str, ...] = (), policy: Any = None, cut: str = "random",
+    dtype: torch.dtype = torch.float64,
 ) -> None:  # fmt: skip
     """``others``: the case of the ranks, where it is another."""
     torch.manual_seed(0)
-    layer, columns = make().double(), {name: COLUMNS[name] for name in used}
-    expected = compared.whole(mixed(), layer, case, X, columns)
-    path = cut(mixed(), parts)
-    got = compared.sharded(path, parts, layer, others or case, X, columns, policy)
-    compared.compare(expected, got, EXACT)
+    layer, columns = make().to(dtype), {name: COLUMNS[name] for name in used}
+    expected = compared.whole(mixed(), layer, case, X.to(dtype), columns)
+    path = cutter(mixed(), parts, cut)
+    got = compared.sharded(path, parts, layer, others or case, X.to(dtype), columns, policy)
+    compared.compare(expected, got, EXACT if dtype == torch.float64 else 1e-5)
 
 
 def strictly(case: Any) -> Any:
@@ -102,12 +102,26 @@ def strictly(case: Any) -> Any:
 def test_fused_layers_are_exact(kind: str, partitioned: Cutter) -> None:
     compare(FUSED[kind], partitioned, 3, others=strictly(plain))
     one_shot = sar.Policy(rounds=1)
-    compare(FUSED[kind], partitioned, 2, others=strictly(plain), policy=one_shot)
+    compare(FUSED[kind], partitioned, 4, others=strictly(plain), policy=one_shot, cut="adversarial")
 
 
 @pytest.mark.parametrize("kind", ["sage, narrower", "gcn, wider", "gat", "gin"])
 def test_one_rank_is_as_many(kind: str, partitioned: Cutter) -> None:
     compare(FUSED[kind], partitioned, 1, others=strictly(plain))
+
+
+@pytest.mark.parametrize("kind", ["sage, narrower", "gcn, wider", "gatv2", "gin"])
+def test_single_precision(kind: str, partitioned: Cutter) -> None:
+    compare(FUSED[kind], partitioned, 2, others=strictly(plain), dtype=torch.float32)
+
+
+def looped(layer: Any, x: Tensor, edges: Any, columns: dict[str, Tensor]) -> Tensor:
+    return layer(x, add_self_loops(edges, num_nodes=len(x))[0])
+
+
+@pytest.mark.parametrize("kind", ["sage", "gcn", "gat"])
+def test_edges_that_users_add_are_there(kind: str, partitioned: Cutter) -> None:
+    compare(FUSED[kind], partitioned, 2, looped, strictly(looped))
 
 
 def looked_into(ranks: set[int], case: Any = plain) -> Any:
@@ -262,140 +276,3 @@ def test_lazy_layers_are_fused_once_they_have_weights(partitioned: Cutter) -> No
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         compare(lambda: pyg.SAGEConv(-1, 4), partitioned, 2, twice)
-
-
-# -- what users see of the choice ----------------------------------------------------------------
-
-
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv1, self.conv2 = pyg.GATConv(WIDTH, 4, 2), pyg.SAGEConv(8, 3)
-        self.conv3 = pyg.SAGEConv(3, 2, aggr="max")
-
-    def forward(self, x: Tensor, edge_index: Any) -> Tensor:
-        x = self.conv2(2 * self.conv1(x, edge_index), edge_index)
-        return self.conv3(x, edge_index)
-
-
-def on_ranks(cut: Cutter, parts: int, case: Callable[[Any, Any], Any]) -> list[Any]:
-    """What ``case(data, group)`` gives on each rank, for PyG's data with rows ``x`` of the test."""
-    path = cut(mixed(), parts)
-
-    def run(group: Any) -> Any:
-        torch.manual_seed(0)
-        loaded = sar.load_partition_data(path)
-        data = sar.pyg.construct_full_graph(loaded)
-        data.x = X[loaded.node_features[f"{NTYPE_HOMO}/orig_id"].long()]
-        return case(data, group)
-
-    return run_threads(parts, run)
-
-
-WAYS = {
-    "in the model's order": lambda model, data: sar.explain(model, data.x, data.edge_index),
-    "the graph first": lambda model, data: sar.explain(model, data.edge_index, data.x),
-    "random rows": lambda model, data: sar.explain(model, data.edge_index),
-    "data": sar.explain,
-    "by name": lambda model, data: sar.explain(model, data.x, edge_index=data.edge_index),
-}
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_explain_tells_what_computes_layers(way: str, partitioned: Cutter) -> None:
-    table, _ = on_ranks(partitioned, 2, lambda data, _: WAYS[way](Net().double(), data))
-    rows = {row.name: row for row in table.rows}
-    ways = {name: row.implementation for name, row in rows.items()}
-    assert [ways[f"conv{i}"] for i in (1, 2, 3)] == ["fused", "fused", "extreme"]
-    assert "'max' has no fused form" in rows["conv3"].why_not_fused
-    assert all(rows[f"conv{i}"].sent_bytes > 0 for i in (1, 2, 3))
-    assert all(row.saved_bytes is not None for row in rows.values())
-
-
-def gradients(model: nn.Module, data: Any) -> list[Tensor]:
-    x = data.x.clone().requires_grad_()
-    model(x, data.edge_index).square().sum().backward()
-    return [x.grad, *(param.grad for param in model.parameters())]  # type: ignore[misc]
-
-
-@pytest.mark.parametrize("activations", ["recompute", "offload", "donate"])
-def test_activations_change_no_gradient(activations: str, partitioned: Cutter) -> None:
-    def case(data: Any, _: Any) -> None:
-        model = Net().double()
-        expected = gradients(copy.deepcopy(model), data)
-        if activations == "donate":
-            sar.optimize(model, donate=True)
-        else:
-            sar.set_activations(model, activations)
-        torch.testing.assert_close(gradients(model, data), expected)
-
-    on_ranks(partitioned, 2, case)
-
-
-def test_traces_have_the_layers_of_a_model(partitioned: Cutter) -> None:
-    def case(data: Any, _: Any) -> list[dict[str, Any]]:
-        model = Net().double()
-        with sar.trace(model=model) as traced:
-            gradients(model, data)
-        return traced.summary()
-
-    sent = {(row["layer"], row["pass"]): row["sent"] for row in on_ranks(partitioned, 2, case)[0]}
-    for name in ("conv1", "conv2", "conv3"):
-        assert sent[name, "forward"] > 0 and sent[name, "backward"] > 0
-
-
-def test_a_wrong_number_of_edge_weights_is_said_on_every_rank(partitioned: Cutter) -> None:
-    def case(data: Any, group: Any) -> None:
-        rows = data.edge_index.graph.num_edges() - group.rank
-        with pytest.raises(ValueError, match="edge_weight"):
-            pyg.GCNConv(WIDTH, 2).double()(data.x, data.edge_index, torch.ones(rows).double())
-
-    on_ranks(partitioned, 2, case)
-
-
-class Sorts(pyg.MessagePassing):
-    """Asks what an edge index cannot tell; defined before a graph was made, as the next after."""
-
-    def forward(self, x: Tensor, edge_index: Any) -> Tensor:
-        return x[edge_index[0].sort().indices]
-
-
-def test_errors_name_the_layers_of_users(partitioned: Cutter) -> None:
-    def case(data: Any, _: Any) -> None:
-        class Later(Sorts):
-            def forward(self, x: Tensor, edge_index: Any) -> Tensor:
-                return self.propagate(edge_index, x=x)
-
-            def message(self, x_j: Tensor, edge_index: Any) -> Tensor:
-                return x_j * edge_index[0].double()
-
-        for kind in (Sorts, Later):
-            with pytest.raises(sar.NotSupportedError, match=f"^{kind.__name__}: "):
-                kind()(data.x, data.edge_index)
-
-    on_ranks(partitioned, 1, case)
-
-
-def test_strict_names_the_layer(partitioned: Cutter) -> None:
-    def case(data: Any, _: Any) -> None:
-        model = sar.optimize(Net().double(), strict=True)
-        with pytest.raises(sar.NotSupportedError, match="SAGEConv: not fused, as strict=True"):
-            model(data.x, data.edge_index)
-
-    on_ranks(partitioned, 2, case)
-
-
-def test_originals_come_back(partitioned: Cutter) -> None:
-    from sar.frontends.pyg import patches
-
-    patches.uninstall()
-    kinds = [pyg.GATConv, pyg.SAGEConv, pyg.PNAConv, Sorts]
-    originals = [kind.forward for kind in kinds]
-    try:
-        on_ranks(partitioned, 1, lambda data, _: None)
-        assert not any(kind.forward is one for kind, one in zip(kinds, originals, strict=True))
-        patches.uninstall()
-        assert [kind.forward for kind in kinds] == originals
-        assert "__init_subclass__" not in vars(pyg.MessagePassing)
-    finally:
-        patches.install()

@@ -40,9 +40,9 @@ def set_activations(
     * ``"keep"``: as torch does; undoes an earlier call.
     * ``"recompute"``: each layer keeps its inputs alone and runs its forward pass again in
       backward, with the same dropout, batch statistics and buffers. Rows of other ranks are fetched
-      again. Layers are those of DGL, a module of yours that is called with a graph and holds
-      at most one such layer, or what a method ``graph_layers()`` of yours returns; in a list, the
-      modules themselves. Backward of one layer at a time has its activations in memory.
+      again. Layers are those of DGL and PyG, a module of yours that is called with a graph and
+      holds at most one such layer, or what a method ``graph_layers()`` of yours returns; in a list,
+      the modules themselves. Backward of one layer at a time has its activations in memory.
     * ``"offload"``: everything saved inside the module is written to a file and mapped when
       backward needs it.
     * ``"lossy_bfloat16"``: floats saved inside the module are rounded to bfloat16. Gradients are

@@ -141,9 +141,11 @@ def optimize(model: M, *, donate: bool = False, strict: bool = False) -> M:
     """Let the layers of ``model`` do what changes the meaning of your tensors; returns ``model``.
 
     Layers of other libraries that are known (today DGL's ``SAGEConv`` of means, ``GraphConv``,
-    ``GINConv``, ``GATConv`` and ``GATv2Conv``) are computed as a whole on sharded graphs, with the
-    same results, without being asked. This marks them with what they may do beyond that; copies
-    and pickles of the model keep it, state dicts do not have it. A later call says it anew.
+    ``GINConv``, ``GATConv`` and ``GATv2Conv``; PyG's ``SAGEConv`` and ``GraphConv`` of means and
+    sums, ``GCNConv``, ``GINConv``, ``GATConv`` and ``GATv2Conv``) are computed as a whole on
+    sharded graphs, with the same results, without being asked. This marks them with what they may
+    do beyond that; copies and pickles of the model keep it, state dicts do not have it. A later
+    call says it anew.
 
     Args:
         donate: in backward a layer writes the gradient of its input over the input, one tensor of

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.parameter import is_lazy
 
+from sar.frontends.pyg.index import ShardedEdgeIndex
 from sar.kernels import has
 from sar.layers.attending import input_travels
 from sar.layers.gat import gat
@@ -75,6 +76,8 @@ def _reason(layer: Any, graph: Any, inputs: Arguments, linears: tuple[str, ...])
     relation = graph.sole_relation
     if relation is not None and relation.num_src != relation.num_dst:
         return "there are more rows of sources than of destinations"
+    if not isinstance(edges, ShardedEdgeIndex):
+        return f"edges are a {type(edges).__name__}"
     if (layer.flow == "source_to_target") != (edges.order == "uv"):
         return "messages go from destinations to sources"
     if layer.node_dim not in (-2, 0) or inputs.get("size") is not None:

@@ -60,10 +60,12 @@ class PygLayers(Layers):
             return None if place is None else (*inputs[:place], graph, *inputs[place:])
         if not type(graph).__module__.startswith("torch_geometric.data"):
             return None
-        names, given = list(read_call(model).places), list(inputs)
-        return tuple(
-            given.pop(0) if given and name not in EDGES else getattr(graph, name) for name in names
-        )
+        given, args = list(inputs), list[Any]()
+        for name in read_call(model).places:
+            if hasattr(graph, "edge_types"):  # to_hetero gives models that name no dictionaries
+                name = name.removesuffix("_dict") + "_dict"
+            args.append(given.pop(0) if given and name not in EDGES else getattr(graph, name))
+        return tuple(args)
 
 
 def edges_place(forward: Callable[..., Any]) -> int | None:
