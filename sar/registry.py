@@ -81,6 +81,11 @@ def imported() -> list[Any]:
     return [front_end(name) for name in used]
 
 
+def front_end_of(library: str) -> str | None:
+    """The name of the front end that is for a library; nothing is imported."""
+    return next((name for name, (_, one) in _ENTRIES.items() if one == library), None)
+
+
 def is_installed(name: str) -> bool:
     """Whether the front end's library is there; nothing is imported."""
     library = _ENTRIES[name][1] if name in _ENTRIES else None

@@ -9,6 +9,7 @@ from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 
+from sar import registry
 from sar.options import closest, options_of
 from sar.run_options import ModelOptions, SampledOptions, TrainOptions
 from sar.words import MODELS
@@ -100,8 +101,11 @@ def check_own(text: str) -> Iterator[str]:
     place, _, name = text.rpartition(":")
     path = _source(place)
     if path is None:
+        first = place.split(".")[0]
+        front_end = registry.front_end_of(first)
         yield (
             f"--model: got {text!r}, but there is no module {place!r} in {Path.cwd()} or installed"
+            + (f"; install {first}, which front end {front_end} is for" if front_end else "")
             if not place.endswith(".py")
             else f"--model: got {text!r}, but there is no file {place!r}"
         )
