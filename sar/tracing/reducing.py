@@ -21,9 +21,8 @@ from sar.ops import aggregate, run_messages, swap_sides
 from sar.ops.aggregate import check_reduction, extreme_of_rows
 from sar.stream import agree_on_gradients
 from sar.tracing.edge_rows import node_of
-from sar.tracing.factors import scaled_rows, times
 from sar.tracing.lazy import EdgeTensor
-from sar.tracing.nodes import Leaf, Node, Softmax, raise_if_written
+from sar.tracing.nodes import Call, Leaf, Node, Softmax, arguments_of, raise_if_written
 from sar.tracing.patterns import attend_if_matched
 from sar.tracing.program import Program
 from sar.tracing.weights import weighted_by
@@ -72,12 +71,18 @@ def reduce_rows(messages: EdgeTensor, op: str, side: str = "v") -> Tensor:
     relation, node, meter = scope.relation, messages.read(), scope.relation.group.meter
     raise_if_written([node])
     if isinstance(relation, Relation) and messages.axis == 0:
-        if isinstance(node, Leaf) and node.side == "u" and op in ("max", "min"):
+        if isinstance(node, Leaf) and node.side == "u":
             out = _reduce_sources(scope, node, op)
-        else:
-            out = _reduce_scaled(scope, node, op) if op in ("sum", "mean") else None
-        if out is not None:
-            return out
+            if out is not None:
+                return out
+        factors = _weighted(node) if op in ("sum", "mean") else None
+        if factors is not None:
+            _agree(scope, *factors)
+            u, e = factors
+            asks = e.tensor.requires_grad and torch.is_grad_enabled()
+            if not asks or has("edge_dots", u.tensor.device, u.tensor.dtype):
+                meter.tell("sum")
+                return aggregate(relation, u.tensor, op, scope.policy, e.tensor.reshape(-1))
     out = attend_if_matched(messages) if op in ("sum", "mean") else None
     if out is None:
         return _reduce_program(messages, op)
@@ -103,24 +108,22 @@ def _reduce_sources(scope: Scope, source: Leaf, op: str) -> Tensor | None:
     return None
 
 
-def _reduce_scaled(scope: Scope, node: Node, op: str) -> Tensor | None:
-    """Sum or mean of rows of sources times numbers of edges and ends; ``None`` of other rows."""
-    found = scaled_rows(node)
-    if found is None:
+def _weighted(node: Node) -> tuple[Leaf, Leaf] | None:
+    """(rows of sources, a number of each edge, of one dtype) whose product a node is."""
+    given = arguments_of(node, "mul", "input", "other")
+    if given is None or node.like is None:
         return None
-    x, weight = found.rows.tensor, found.edge
-    if weight is None:
-        out = _reduce_sources(scope, found.rows, op)
-    else:
-        asks = weight.tensor.requires_grad and torch.is_grad_enabled()
-        if asks and not has("edge_dots", x.device, x.dtype):
-            return None
-        _agree(scope, found.rows, weight)
-        scope.relation.group.meter.tell("sum")
-        out = aggregate(scope.relation, x, op, scope.policy, weight.tensor.reshape(-1))  # type: ignore
-    if out is None:
+    u, e = given
+    if isinstance(e, Leaf) and e.side == "u":
+        u, e = e, u
+    while isinstance(e, Call) and e.name == "unsqueeze":
+        e = e.inputs[0]
+    if not (isinstance(u, Leaf) and isinstance(e, Leaf) and (u.side, e.side) == ("u", "e")):
         return None
-    return times(out, found.dst).reshape(len(out), *node.like.shape[1:])  # type: ignore
+    row = u.tensor.shape[1:]
+    fits = e.tensor.dtype == u.tensor.dtype and u.tensor.is_floating_point()
+    scales = node.like.shape[1:] == row and all(size == 1 for size in e.tensor.shape[1:])
+    return (u, e) if fits and scales else None
 
 
 def _reduce_program(messages: EdgeTensor, op: str) -> Tensor:

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from sar.errors import NotSupportedError
+from sar.frontends.pyg.factors import scaled_rows, times
 from sar.frontends.pyg.index import EdgeEnd
 from sar.tracing.lazy import EdgeTensor
-from sar.tracing.nodes import Call, Leaf
+from sar.tracing.nodes import Call, Leaf, raise_if_written
 from sar.tracing.reducing import reduce_rows, rows_of
 from sar.tracing.reducing import softmax as softmax_of_scope
 
@@ -50,6 +51,8 @@ def reduce_at(end: EdgeEnd, rows: Tensor, dim: int, op: str, num_rows: Any = Non
         messages = messages.to(torch.float64)
     out = _shared(end, messages, op)
     if out is None:
+        out = _scaled(end, messages, op)
+    if out is None:
         out = reduce_rows(messages, op, end.side)
     if not dtype.is_floating_point:  # whole numbers have means of the default type
         out = out.to(torch.get_default_dtype()) if op == "mean" else out.long().to(dtype)
@@ -64,6 +67,24 @@ def _shared(end: EdgeEnd, messages: EdgeTensor, op: str) -> Tensor | None:
         return None
     scope = messages.scope
     return sharing.reduce(scope.relation, node.tensor, op, scope.policy)  # type: ignore[no-any-return]
+
+
+def _scaled(end: EdgeEnd, messages: EdgeTensor, op: str) -> Tensor | None:
+    """The sum or mean of rows times numbers, which are multiplied where they are, before and after
+    they travel; ``None`` of other messages."""
+    if end.side != "v" or op not in ("sum", "mean"):
+        return None
+    node, scope = messages.read(), messages.scope
+    found = scaled_rows(node)
+    if found is None:
+        return None
+    raise_if_written([node])
+    x, of_edges, of_rows = found
+    rows = rows_of(scope, "u", x)
+    if of_edges is not None:
+        rows = rows * rows_of(scope, "e", of_edges.view(-1, *[1] * (x.dim() - 1)))
+    out = times(reduce_rows(rows, op), of_rows)
+    return out.reshape(len(out), *messages.shape[1:])  # type: ignore[no-any-return]
 
 
 def is_one_each(rows: EdgeTensor) -> bool:

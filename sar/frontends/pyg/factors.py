@@ -7,51 +7,39 @@ a sum by the numbers of its destination.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any
 
 from torch import Tensor
 
 from sar.tracing.nodes import Call, Leaf, Node, arguments_of
 
 
-class Scaled(NamedTuple):
-    """Factors of messages: rows of sources, a number of each edge, of each destination, if any."""
-
-    rows: Leaf
-    edge: Leaf | None
-    dst: Tensor | None
-
-
-def scaled_rows(node: Node) -> Scaled | None:
-    """What messages are a product of, but for their shape; ``None`` for other messages."""
+def scaled_rows(node: Node) -> tuple[Tensor, Tensor | None, Tensor | None] | None:
+    """(rows of sources, numbers [num_edges], numbers [num_dst]) whose product messages are, but for
+    their shape; ``None`` for other messages."""
     like, leaves, moves = node.like, list[Leaf](), list[tuple]()
     if like is None or not like.is_floating_point() or not _is_product(node, leaves, moves):
         return None
-    sides = {side: [leaf for leaf in leaves if leaf.side == side] for side in "uve"}
+    u, v, e = ([leaf for leaf in leaves if leaf.side == side] for side in "uve")
     wide = [leaf for leaf in leaves if not _is_number(leaf.tensor)]
-    if not sides["u"] or any(leaf.side != "u" for leaf in wide) or (len(wide) > 1 and moves):
+    if not u or any(leaf.side != "u" for leaf in wide) or len(leaves) == 1:
         return None
-    rows, *others = wide or sides["u"][-1:]
+    rows, *others = wide or u[-1:]
     fits = math.prod(rows.tensor.shape[1:]) == math.prod(like.shape[1:])
     fits = fits and all(leaf.tensor.shape == rows.tensor.shape for leaf in others)
     if not fits or any(leaf.tensor.dtype != like.dtype for leaf in leaves):
         return None
-    if moves and (len(moves) != 2 or moves[0] != moves[1][::-1]):
+    if moves and (len(moves) != 2 or moves[0] != moves[1][::-1] or others):
         return None
     x = rows.tensor
     for leaf in others:
         x = x * leaf.tensor
-    x = times(x, _product([leaf for leaf in sides["u"] if leaf not in (rows, *others)]))
-    edges = _product(sides["e"])
-    return Scaled(
-        rows if x is rows.tensor else Leaf("u", x, rows.name),
-        sides["e"][0] if len(sides["e"]) == 1 else None if edges is None else Leaf("e", edges),
-        _product(sides["v"]),
-    )
+    x = times(x, _product([leaf for leaf in u if leaf not in (rows, *others)]))
+    return x, _product(e), _product(v)
 
 
-def times(rows: Tensor, numbers: Tensor | None) -> Tensor:
-    """[n, ...] rows, each times its number of [n]."""
+def times(rows: Any, numbers: Any) -> Any:
+    """[n, ...] rows, each times its number of [n], if there are any."""
     return rows if numbers is None else rows * numbers.view(-1, *[1] * (rows.dim() - 1))
 
 
