@@ -26,9 +26,9 @@ def dropout_edge(
     graph, relation = edge_index.graph, edge_index.graph.scope().relation
     if not training or p == 0:
         ones = torch.ones(relation.num_edges, dtype=torch.bool, device=graph.device)
-        return edge_index, EdgeMask(graph, ones)
+        return edge_index, EdgeMask(graph, ones, "all")
     kept = EdgeMask(graph, _uniform(relation.keys, graph.group) >= p)
-    return edge_index[:, kept], kept
+    return _kept(edge_index, kept), kept
 
 
 def dropout_adj(
@@ -58,12 +58,17 @@ def dropout_node(
             "of one type to stay: the rows of a sharded graph are its nodes"
         )
     kept = torch.ones(count, dtype=torch.bool, device=graph.device)
-    if training and p > 0:
-        keys = keyed_rows([graph]).keys(kept, set(graph.srctypes))
-        kept = _uniform(keys, graph.group) > p
+    if not training or p == 0:
+        return *dropout_edge(edge_index, training=False), kept
+    keys = keyed_rows([graph]).keys(kept, set(graph.srctypes))
+    kept = _uniform(keys, graph.group) > p
     ends = take(kept.float(), 0, row) * take(kept.float(), 0, col)
     mask = as_mask(graph, eager(ends) > 0)
-    return edge_index[:, mask], mask, kept
+    return _kept(edge_index, mask), mask, kept
+
+
+def _kept(edge_index: ShardedEdgeIndex, mask: EdgeMask) -> ShardedEdgeIndex:
+    return edge_index[:, mask]  # type: ignore[return-value]
 
 
 def _uniform(keys: Tensor, group: Any) -> Tensor:

@@ -127,6 +127,8 @@ def as_mask(graph: Any, item: Any) -> EdgeMask:
 
 
 def _filtered(mask: EdgeMask) -> Any:
+    if mask.kind == "all":
+        return mask.graph
     return mask.graph.drop_loops() if mask.kind == "others" else mask.graph.filtered(mask.chosen)
 
 
@@ -141,6 +143,8 @@ def _loops(mask: EdgeMask) -> Tensor:
 def _masked(x: Tensor, mask: EdgeMask) -> Tensor:
     """Rows of edges: plain ones of loops, lazy ones over the edges that are left of others."""
     check_same_edges(x, mask)
+    if mask.kind == "all" and isinstance(x, EdgeTensor):
+        return x
     rows = eager(x)[mask.chosen]
     return rows if mask.kind == "loops" else _filtered(mask).edge_columns(rows)
 

@@ -187,7 +187,7 @@ class EdgeMask(Symbol):
     Attributes:
         chosen: bool [num_edges].
         kind: ``"loops"`` or ``"others"`` where it asks for edges from a node to itself, or for all
-            but those; else empty.
+            but those, ``"all"`` for all on all ranks; else empty.
     """
 
     handlers: dict[Callable, Handler] = {}
