@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from harness import run_threads
-from harness.graphs import mixed
+from harness.graphs import mixed, shop
 from harness.parts import Cutter
 from torch import Tensor, nn
 from torch_geometric import nn as pyg
@@ -66,6 +66,36 @@ def test_explain_tells_what_computes_layers(way: str, partitioned: Cutter) -> No
     assert "'max' has no fused form" in rows["conv3"].why_not_fused
     assert all(rows[f"conv{i}"].sent_bytes > 0 for i in (1, 2, 3))
     assert all(row.saved_bytes is not None for row in rows.values())
+
+
+class TakesData(Net):
+    def forward(self, data: Any) -> Tensor:
+        return super().forward(data.x, data.edge_index)
+
+
+def test_models_of_data_are_prepared_and_explained(partitioned: Cutter) -> None:
+    def case(data: Any, _: Any) -> Any:
+        return sar.explain(sar.prepare(TakesData().double(), data), data)
+
+    rows = {row.name: row.implementation for row in on_ranks(partitioned, 2, case)[0].rows}
+    assert [rows[f"conv{i}"] for i in (1, 2, 3)] == ["fused", "fused", "extreme"]
+
+
+def test_several_types_are_explained(partitioned: Cutter) -> None:
+    """The relation between nodes of one type is fused in a model that ``to_hetero`` made."""
+
+    def run(group: Any) -> Any:
+        torch.manual_seed(0)
+        data = sar.pyg.construct_full_graph(sar.load_partition_data(partitioned(shop(), 2)))
+        for ntype in data.node_types:
+            data[ntype].x = torch.randn(data[ntype].num_nodes, WIDTH)
+        model = pyg.to_hetero(pyg.GraphSAGE(WIDTH, 8, 2, 3), data.metadata())
+        return sar.explain(sar.prepare(model, data), data)
+
+    table, _ = run_threads(2, run)
+    rows = {row.name: row.implementation for row in table.rows}
+    assert rows["convs.0.user__follows__user"] == "fused"
+    assert rows["convs.0.user__buys__item"] == "sum"
 
 
 def gradients(model: nn.Module, data: Any) -> list[Tensor]:

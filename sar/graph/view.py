@@ -46,7 +46,8 @@ def graph_of(given: Any) -> Any:
 
 def graphs_among(nest: Any) -> list[GraphView]:
     """The graphs that arguments of a call name, also inside of tuples, lists and dicts."""
-    found = [graph_of(leaf) for leaf in tree_leaves(nest)]
+    leaves = [getattr(leaf, "edge_index_dict", leaf) for leaf in tree_leaves(nest)]
+    found = [graph_of(leaf) for leaf in tree_leaves(leaves)]
     return [one for one in found if isinstance(one, GraphView)]
 
 

@@ -132,7 +132,7 @@ def explain(model: nn.Module, graph: Any, *inputs: Any, **named: Any) -> Explana
     expect.instance(model, "model", nn.Module, "a torch.nn.Module")
     args = arguments_of(model, graph, inputs)
     graphs = _graphs(graph, args, named)
-    if len(args) == 1 and not named:
+    if len(args) == 1 and not named and isinstance(graph, (GraphArgument, list, tuple)):
         args = arguments_of(model, graph, (_made_rows(model, graphs),))
     return explained(model, lambda: model(*args, **named), graphs, [args, named])
 

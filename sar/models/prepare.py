@@ -57,7 +57,7 @@ def prepare(
     """
     expect.instance(model, "model", nn.Module, "a torch.nn.Module")
     leaves = tree_leaves(graph)
-    if not leaves or not all(isinstance(one, GraphArgument) for one in leaves):
+    if not leaves or not all(graphs_among([one]) for one in leaves):
         got = type(graph).__name__
         raise TypeError(f"graph: got {got}, expected a sharded graph or a list of blocks")
     graphs = graphs_among(leaves)

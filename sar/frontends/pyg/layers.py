@@ -60,6 +60,9 @@ class PygLayers(Layers):
             return None if place is None else (*inputs[:place], graph, *inputs[place:])
         if not type(graph).__module__.startswith("torch_geometric.data"):
             return None
+        wanted = list(inspect.signature(type(model).forward).parameters.values())[1:]
+        if place is None and [one.default for one in wanted].count(inspect.Parameter.empty) == 1:
+            return (graph, *inputs)  # forward(self, data)
         given, args = list(inputs), list[Any]()
         for name in read_call(model).places:
             if hasattr(graph, "edge_types"):  # to_hetero gives models that name no dictionaries
