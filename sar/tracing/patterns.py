@@ -32,7 +32,8 @@ from sar.tracing.nodes import (
 @dataclass(frozen=True)
 class _Found:
     """The scores of a matched program, and its tensors: key, query, value, and where there are such
-    weight, dropout (a node), and factor, one number that multiplies the queries."""
+    weight, dropout (a node), factor, one number that multiplies the queries, and of_source, one of
+    each source and head that multiplies the key."""
 
     scores: Scores
     parts: dict[str, Any]
@@ -56,6 +57,8 @@ def attend_if_matched(messages: EdgeRows) -> Tensor | None:
     weight, drop, factor = parts.get("weight"), parts.get("dropout"), parts.get("factor")
     dropout = None if drop is None else (drop.seed, drop.probability)
     spec = Attention(relation, messages.scope.policy, scores, dropout)
+    if "of_source" in parts:
+        key = key * parts["of_source"].unsqueeze(-1)
     flat = value.reshape(len(value), scores.heads * scores.width)
     reach = scores.heads * (1 if scores.kind == ADDITIVE else scores.width)
     key = None if key is value else key.reshape(len(value), reach)
@@ -82,9 +85,12 @@ def _match(output: Node, relation: Relation) -> _Found | None:
     return found if _fits(found.parts, value, relation) else None
 
 
+_TENSORS = ("value", "key", "query", "weight", "of_source")
+
+
 def _fits(parts: dict[str, Any], value: Tensor, relation: Relation) -> bool:
     """Whether one dtype and device of all parts has kernels, and there are rows and columns."""
-    tensors = [parts[name] for name in ("value", "key", "query", "weight") if name in parts]
+    tensors = [parts[name] for name in _TENSORS if name in parts]
     if "factor" in parts:  # their product has the dtype of the queries
         if torch.result_type(parts["query"], parts["factor"].view(())) != value.dtype:
             return False
@@ -163,7 +169,8 @@ def _mixed(node: Node, row: tuple[int, ...], sizes: Scores) -> _Found | None:
 
 
 def _dot(node: Node, row: tuple[int, ...], sizes: Scores) -> _Found | None:
-    """c sum_d k_jd q_id; c may be a tensor of one number, which is multiplied with q."""
+    """c sum_d k_jd q_id; c may be a tensor of one number, which is multiplied with q, or a number
+    times one of each source."""
     scale, parts = 1.0, {}
     factors = _operands(node, "mul")
     if factors is not None:
@@ -179,6 +186,9 @@ def _dot(node: Node, row: tuple[int, ...], sizes: Scores) -> _Found | None:
                 return None
             node, scale = pair[0], 1 / pair[1] if name == "div" else pair[1]
             break
+    pair = _operands(node, "mul")
+    if pair is not None and _is_leaf(pair[1], "u") and pair[1].tensor.shape[1:] == row[:-1]:
+        node, parts["of_source"] = pair[0], pair[1].tensor
     ends = _ends(_summed(node), "mul")
     if ends is None or not _shaped(ends, row):
         return None

@@ -8,7 +8,6 @@ from functools import wraps
 from importlib import import_module
 from threading import local
 from typing import Any
-from weakref import ref
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +16,7 @@ from torch import Tensor
 from sar.comm import Group
 from sar.errors import NotSupportedError
 from sar.frontends.pyg.index import ShardedEdgeIndex
-from sar.frontends.pyg.joined import join, rows_of_pieces, shift_index
+from sar.frontends.pyg.joined import join, rows_by_source, shift_index
 from sar.frontends.pyg.reducing import OPS
 from sar.graph.view import graphs_among
 from sar.models.known import reduction_of
@@ -53,8 +52,7 @@ def construct_bipartite_edge_index(
             f"edge_attr_dict: got rows {[tuple(v.shape) for v in values]}, expected one row for "
             "each relation, or lazy columns"
         )
-    refs = tuple(ref(index.piece.scope().relation) for index in indices)
-    return joined, rows_of_pieces(joined.graph.scope(), refs, torch.cat(values))
+    return joined, rows_by_source(indices, joined, torch.cat(values))
 
 
 _calls = local()  # of each thread: the ranks of the call of a layer that is in progress

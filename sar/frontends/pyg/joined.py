@@ -279,6 +279,29 @@ def rows_of_pieces(scope: Scope, relations: tuple, table: Tensor) -> Tensor:
     return table[rows_of(scope, "e", scope.relation.derived("kinds of edges", kinds)).long()]
 
 
+def rows_by_source(indices: Sequence[ShardedEdgeIndex], joined: Any, table: Tensor) -> Tensor:
+    """[num_edges, ...] the row in ``table`` of the relation that each edge is from, lazily: a row
+    of sources where those of all relations are apart, which kernels take; collective at first."""
+    scope = joined.graph.scope()
+    relations = [index.piece.scope().relation for index in indices]
+
+    def blocks() -> Tensor | None:
+        starts = [(index.shifts or (0, 0))[index.order.index("u")] for index in indices]
+        ranges = sorted((n, n + one.num_src) for n, one in zip(starts, relations) if one.num_src)
+        are_apart = all(stop <= start for (_, stop), (start, _) in zip(ranges, ranges[1:]))
+        if not scope.relation.group.all_reduce(torch.tensor(are_apart, dtype=torch.int64), "min"):
+            return None
+        found = torch.zeros(scope.relation.num_src, dtype=torch.int64)
+        for i, (start, one) in enumerate(zip(starts, relations)):
+            found[start : start + one.num_src] = i
+        return found.to(scope.device)
+
+    found = scope.relation.derived("relation of each source", blocks)
+    if found is None:
+        return rows_of_pieces(scope, tuple(map(ref, relations)), table)
+    return rows_of(scope, "u", table[found])
+
+
 def filled_rows(
     index: ShardedEdgeIndex, size: Any, fill_value: Any, *, dtype: Any = None, device: Any = None
 ) -> Tensor:

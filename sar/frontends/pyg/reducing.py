@@ -11,7 +11,7 @@ from sar.errors import NotSupportedError
 from sar.frontends.pyg.factors import scaled_rows, times
 from sar.frontends.pyg.index import EdgeEnd
 from sar.tracing.lazy import EdgeTensor
-from sar.tracing.nodes import Call, Leaf, raise_if_written
+from sar.tracing.nodes import BLANK_ROWS, Call, Leaf, raise_if_written
 from sar.tracing.reducing import reduce_rows, rows_of
 from sar.tracing.reducing import softmax as softmax_of_scope
 
@@ -53,7 +53,9 @@ def reduce_at(end: EdgeEnd, rows: Tensor, dim: int, op: str, num_rows: Any = Non
     if out is None:
         out = _scaled(end, messages, op)
     if out is None:
-        out = reduce_rows(messages, op, end.side)
+        inner, row = _without_view(messages)
+        out = reduce_rows(inner, op, end.side)
+        out = out if row is None else out.reshape(len(out), *row)
     if not dtype.is_floating_point:  # whole numbers have means of the default type
         out = out.to(torch.get_default_dtype()) if op == "mean" else out.long().to(dtype)
     out = padded(out, num_rows)
@@ -85,6 +87,19 @@ def _scaled(end: EdgeEnd, messages: EdgeTensor, op: str) -> Tensor | None:
         rows = rows * rows_of(scope, "e", of_edges.view(-1, *[1] * (x.dim() - 1)))
     out = times(reduce_rows(rows, op), of_rows)
     return out.reshape(len(out), *messages.shape[1:])  # type: ignore[no-any-return]
+
+
+def _without_view(messages: EdgeTensor) -> tuple[EdgeTensor, Any]:
+    """What messages are a view of, with the shape of a row of theirs, so that patterns are seen."""
+    node = messages.read()
+    if messages.axis == 0 and isinstance(node, Call) and node.name in _VIEWS and not node.tensors:
+        inner = node.inputs[0].like
+        if inner is not None and inner.dim() > 1 and len(inner) == BLANK_ROWS:
+            return EdgeTensor(node.inputs[0], inner, messages.scope), messages.shape[1:]
+    return messages, None
+
+
+_VIEWS = ("view", "reshape", "flatten")
 
 
 def is_one_each(rows: EdgeTensor) -> bool:
