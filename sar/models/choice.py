@@ -161,6 +161,7 @@ def standing(
     graph: int,
     rows: int,
     columns: Collection[str] = (),
+    check: Callable[[Any, Any, Any], None] | None = None,
 ) -> Callable[..., Any]:
     """``forward`` of a class of layers, as it runs on sharded graphs; on others it is as it was.
 
@@ -176,6 +177,7 @@ def standing(
             and of the rows of sources, or a pair of both ends'.
         columns: names of parameters that are given of edges. Nothing is exchanged in a call that
             has none.
+        check: called with the layer, what says the edges and the rows, on every rank.
     """
     names = list(inspect.signature(forward).parameters)[1:]
     graph_name, rows_name = names[graph], names[rows] if rows < len(names) else ""
@@ -196,6 +198,8 @@ def standing(
         if given and len(views) == len(view.canonical_etypes) == 1:
             _agree_columns(type(layer).__name__, given, view.num_edges(), view.group)
         x = args[rows] if len(args) > rows else kwargs.get(rows_name)
+        if check is not None:
+            check(layer, said, x)
         current.stack.append(Call(layer, views, x))
         try:
             fused = None

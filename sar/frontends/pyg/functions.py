@@ -196,7 +196,8 @@ def _scatter_reduce_(
             f"scatter_{reduce}_ along {dim} of rows {tuple(given)} by ends {tuple(other)}, edges "
             f"along {index.axis}; expected ends of the same shape, as expand_as gives"
         )
-    found = _like(x, reduce_at(index, src, dim, _OPS[reduce], x.shape[dim]))
+    _check_like(x, src, dim)
+    found = reduce_at(index, src, dim, _OPS[reduce], x.shape[dim])
     if reduce == "sum":
         return x.add_(found)
     some = (degrees_of(index) > 0).view(-1, *[1] * (x.dim() - 1 - dim % x.dim()))
@@ -210,15 +211,16 @@ def _scatter_add_(x: Tensor, dim: int, index: EdgeEnd, src: Tensor) -> Tensor:
 def _index_add_(x: Tensor, dim: int, index: EdgeEnd, source: Tensor, *, alpha: Any = 1) -> Tensor:
     if not is_flat(index):
         raise NotSupportedError(f"index_add by ends {tuple(index.looks())}; expected [num_edges]")
-    return x.add_(_like(x, reduce_at(index, source, dim, "sum", x.shape[dim])), alpha=alpha)
+    _check_like(x, source, dim % x.dim())
+    return x.add_(reduce_at(index, source, dim, "sum", x.shape[dim]), alpha=alpha)
 
 
-def _like(x: Tensor, found: Tensor) -> Tensor:
-    """Sums that are to be added to ``x``, with which they are not broadcast."""
-    if found.shape != x.shape:
-        got = f"rows {tuple(found.shape)} into {tuple(x.shape)}"
-        raise NotSupportedError(f"a sum of {got}; expected the same shape")
-    return found
+def _check_like(x: Tensor, rows: Tensor, dim: int) -> None:
+    """Raise where rows of edges have not the shape of those of ``x``: sums are not broadcast."""
+    into, given = list(x.shape), list(rows.shape)
+    if into[:dim] != given[:dim] or into[dim + 1 :] != given[dim + 1 :]:
+        got = f"rows {tuple(given)} into {tuple(into)}"
+        raise NotSupportedError(f"a sum of {got}; expected the same shape, but for {dim}")
 
 
 def _on_copy(function: Callable) -> Callable:

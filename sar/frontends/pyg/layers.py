@@ -7,7 +7,8 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from sar.frontends.pyg.adapters import ADAPTERS
 from sar.frontends.pyg.index import ShardedEdgeIndex
@@ -75,6 +76,42 @@ def edges_place(forward: Callable[..., Any]) -> int | None:
     """Which parameter behind the layer says the edges, by its name."""
     names = list(inspect.signature(forward).parameters)[1:]
     return next((names.index(name) for name in EDGES if name in names), None)
+
+
+def agree_on_rows(layer: Any, edges: Any, x: Any) -> None:
+    """Raise where ``x`` has not a row for each node; on every rank when such rows come first.
+
+    Raises ``ValueError``. Rows of a width and dtype that are known are looked at without a word to
+    other ranks, which then end by the error of the one that has others.
+    """
+    if not isinstance(edges, ShardedEdgeIndex):
+        return
+    pair, dim = x if isinstance(x, (tuple, list)) else (x, x), getattr(layer, "node_dim", 0)
+    given = [one if isinstance(one, Tensor) and one.dim() >= max(-dim, dim + 1) else None
+             for one in pair[:2]]  # fmt: skip
+    relation = edges.graph.scope().relation
+    looks = [one if one is None else (one.dtype, _without(one.shape, dim)) for one in given]
+    key = (type(layer).__name__, *looks)
+    known = relation.derived("rows of nodes agreed on", set)
+    if key in known:
+        _check_rows(edges, given, dim)
+        return
+    with relation.group.agreed(f"{key[0]}: dtype and shape, but for rows, of x", looks):
+        _check_rows(edges, given, dim)
+    known.add(key)
+
+
+def _without(shape: torch.Size, dim: int) -> tuple[int, ...]:
+    return tuple(size for place, size in enumerate(shape) if place != dim % len(shape))
+
+
+def _check_rows(edges: ShardedEdgeIndex, given: list[Tensor | None], dim: int) -> None:
+    for place, one in enumerate(given):
+        if one is not None and not edges.end(place).are_rows(one.shape[dim]):
+            raise ValueError(
+                f"x: got shape {tuple(one.shape)}, expected {edges.end(place).num_rows} rows along "
+                f"dimension {dim}, one for each of this rank's nodes"
+            )
 
 
 LAYERS = PygLayers()

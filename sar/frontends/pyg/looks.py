@@ -166,6 +166,11 @@ def _plain(name: str) -> Callable:
     return of
 
 
+def _ask(x: Any, asks: bool) -> None:
+    if asks:
+        raise NotSupportedError(f"requires_grad of a {type(x).__name__}, which has whole numbers")
+
+
 def _text(x: Any) -> str:
     return f"{type(x).__name__}({tuple(map(int, x.looks()))})"
 
@@ -188,6 +193,7 @@ LOOKS: dict[Callable, Callable] = {
     Tensor.__repr__: lambda x, **_: _text(x),
     Tensor.__format__: lambda x, spec: format(_text(x), spec),
     Tensor.__hash__: id,
+    Tensor.requires_grad.__set__: _ask,  # type: ignore[attr-defined]
 }
 for _name in (
     "dtype", "device", "ndim", "is_cuda", "layout", "is_sparse", "is_sparse_csr", "requires_grad",

@@ -20,7 +20,7 @@ from torch import nn
 from sar.frontends.pyg import dropping, groups, hetero, mistakes
 from sar.frontends.pyg.groups import NodeGroups
 from sar.frontends.pyg.index import Symbol
-from sar.frontends.pyg.layers import LAYERS, edges_place
+from sar.frontends.pyg.layers import LAYERS, agree_on_rows, edges_place
 from sar.frontends.pyg.undistributed import refusals
 from sar.frontends.pyg.utilities import BY_COLUMN, REPLACED
 from sar.models.choice import standing
@@ -168,7 +168,9 @@ def _stand_before(kind: type) -> None:
     names = list(inspect.signature(forward).parameters)[1:]
     rows = next((names.index(name) for name in ("x", "x_dict") if name in names), len(names))
     adapter = LAYERS.adapters().get(kind)
-    call = standing(forward, adapter, graph=place, rows=rows, columns=_OF_EDGES)
+    call = standing(
+        forward, adapter, graph=place, rows=rows, columns=_OF_EDGES, check=agree_on_rows
+    )
     _put(kind, "forward", forward, call)
 
 

@@ -57,6 +57,7 @@ UNDISTRIBUTED: dict[str, dict[str, str]] = {
         "DimeNet": _SEARCHES,
         "DimeNetPlusPlus": _SEARCHES,
         "GNNFF": _SEARCHES,
+        "GraphUNet": _POOLS,
         "LightGCN": _TABLE,
         "LINKX": _TABLE,
         "Polynormer": _ATTENDS,
