@@ -70,10 +70,8 @@ def join_relations(relations: Sequence[Relation]) -> Relation:
         offsets.append(sum(len(part[0]) for part in parts))
     src, dst, eid = (torch.cat(column) for column in zip(*parts, strict=True))
 
-    makes = [relation.make_keys for relation in relations]  # which hold no relation
-
     def keys() -> Tensor:
-        return torch.cat([make() for make in makes])
+        return torch.cat([relation.make_keys() for relation in relations])
 
     return Relation(plan, num_src, dst_starts[-1], src, dst, eid, offsets, keys)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
-from weakref import ref
 
 import torch
 from torch import Tensor
@@ -26,10 +25,11 @@ class Structure:
         relations: edges by canonical type.
         edge_ids: of each relation, what makes int64 [E] global ids, on the CPU.
         src_rows, dst_rows: per node type, int64 rows of the part that are rows of the source and
-            destination tensors. The same object on a whole graph, and on a square block.
+            destination tensors. The same object on a whole graph.
         keys: what names the part's nodes and edges in random numbers.
         keyed_rows: what :func:`sar.graph.rows.keyed_rows` made of late; no copy has it.
         keep_seeds: on blocks, whether source rows begin with the destination rows.
+        joined: relations out of the same source rows as one relation, made on first need.
         sharing: the layer's call in progress whose modules share rows; no copy has it.
     """
 
@@ -44,6 +44,7 @@ class Structure:
     is_block: bool = False
     keep_seeds: bool = True
     device: torch.device = torch.device("cpu")
+    joined: dict[tuple[Relation, ...], Relation] = field(default_factory=dict)
     keyed_rows: list[Any] = field(default_factory=list, init=False, repr=False, compare=False)
     sharing: Any = field(default=None, init=False, repr=False, compare=False)
 
@@ -52,21 +53,16 @@ class Structure:
         return int(self.book.node_ranges[ntype][self.part_id, 0])
 
     def join(self, relations: tuple[Relation, ...]) -> Relation:
-        """Relations out of the same source rows as one, known while all of them are there;
-        collective on first use."""
-        key = tuple(map(ref, relations[1:]))
-        known: dict[tuple, Relation] = relations[0].derived("joined", dict)
-        if key not in known:
-            for gone in [one for one in known if not all(other() for other in one)]:
-                del known[gone]
-            known[key] = join_relations(relations)
-        return known[key]
+        """Relations out of the same source rows as one; collective on first use."""
+        if relations not in self.joined:
+            self.joined[relations] = join_relations(relations)
+        return self.joined[relations]
 
     def to(self: S, device: torch.device) -> S:
         """A copy on ``device``; no communication."""
         src_rows = {name: rows.to(device) for name, rows in self.src_rows.items()}
         dst_rows = src_rows
-        if self.dst_rows is not self.src_rows:
+        if self.is_block:
             dst_rows = {name: rows.to(device) for name, rows in self.dst_rows.items()}
         return replace(
             self,
@@ -74,6 +70,7 @@ class Structure:
             src_rows=src_rows,
             dst_rows=dst_rows,
             device=device,
+            joined={},
         )
 
 
@@ -85,4 +82,5 @@ def with_relation(
         store,
         relations={**store.relations, etype: relation},
         edge_ids={**store.edge_ids, etype: edge_ids},
+        joined={},
     )

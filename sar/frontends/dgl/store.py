@@ -106,6 +106,7 @@ def reverse(
         dst_rows=store.src_rows,
         src_frames=whole.dst_frames,
         dst_frames=whole.src_frames,
+        joined={},
     )
 
 

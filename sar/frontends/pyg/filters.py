@@ -16,7 +16,7 @@ import torch
 import xxhash
 from torch import Tensor
 
-from sar.edges import Relation
+from sar.edges import Relation, join_relations
 from sar.graph.transform import with_some_edges
 from sar.tracing.edge_rows import eager
 from sar.tracing.lazy import EdgeTensor
@@ -57,10 +57,15 @@ class _Known:
 
 
 class Filters:
-    """Filtered relations of one relation, the latest last; all ranks know as many."""
+    """Filtered relations of one relation, the latest last; all ranks know as many.
 
-    def __init__(self) -> None:
+    Attributes:
+        device: where they lie.
+    """
+
+    def __init__(self, device: torch.device) -> None:
         self.known: list[_Known] = []
+        self.device, self._joined = device, dict[tuple[Relation, ...], Relation]()
 
     def find(self, relation: Relation, mask: Tensor) -> Relation:
         """The edges where bool [num_edges] is true; collective unless its program is known."""
@@ -73,6 +78,12 @@ class Filters:
         if program is not None:
             found.add(program)
         return found.relation
+
+    def join(self, relations: tuple[Relation, ...]) -> Relation:
+        """Filtered relations as one out of the same rows; collective on first use."""
+        if relations not in self._joined:
+            self._joined[relations] = join_relations(relations)
+        return self._joined[relations]
 
     def _by_values(self, relation: Relation, values: Tensor) -> _Known:
         digest = xxhash.xxh3_128(values.cpu().numpy().tobytes()).digest()
@@ -89,7 +100,8 @@ class Filters:
         while len(self.known) > _MOST or (
             len(self.known) > 1 and sum(one.relation.num_edges_global for one in self.known) > most
         ):
-            del self.known[0]
+            gone = self.known.pop(0).relation
+            self._joined = {key: one for key, one in self._joined.items() if gone not in key}
 
 
 def _program_of(relation: Relation, mask: Tensor) -> _Program | None:

@@ -96,9 +96,14 @@ class EdgeGraph(GraphView):
         """Only the edges where bool [num_edges] is true; collective unless such a mask, lazy, came
         before."""
         relation = as_stored(self.scope().relation, "a filter of edges")
-        made = self._derived(relation.derived("filters", Filters).find(relation, keep))
+        made = self._derived(self.filters.find(relation, keep))
         made.columns = {name: partial(_kept, read, keep) for name, read in self.columns.items()}
         return made
+
+    @property
+    def filters(self) -> Filters:
+        """The relations of some of the edges."""
+        return self.scope().relation.derived("filters", lambda: Filters(self.device))
 
     def trim_with(self, inner: EdgeGraph, kept: Tensor) -> None:
         """Say what is left of this one layer later: a graph, whose edges are those at int64

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import wraps
 from importlib import import_module
@@ -14,13 +14,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sar.comm import Group
+from sar.edges import AnyRelation
 from sar.errors import NotSupportedError
+from sar.frontends.pyg.graph import EdgeGraph
 from sar.frontends.pyg.index import ShardedEdgeIndex
 from sar.frontends.pyg.joined import join, rows_by_source, shift_index
 from sar.frontends.pyg.reducing import OPS
 from sar.graph.view import graphs_among
 from sar.models.known import reduction_of
-from sar.models.sharing import Reads, shared_rows
+from sar.models.sharing import Reads, SharedRows, stream_of
 from sar.ops.readout import sum_over_ranks
 from sar.tracing.edge_rows import eager
 from sar.tracing.lazy import EdgeTensor
@@ -102,19 +104,27 @@ def _hetero_conv(forward: Callable) -> Callable:
 
     @wraps(forward)
     def call(layer: Any, *args_dict: Any, **kwargs_dict: Any) -> Any:
-        with _sharing(_reads_of_modules(layer, [*args_dict, *kwargs_dict.values()])):
+        found = dict(_reads_of_modules(layer, [*args_dict, *kwargs_dict.values()]))
+        pairs = [(id(read.rows), stream_of(read.op)) for read in found.values() if read.op]
+        if len(pairs) == len(set(pairs)):  # nobody reads what another does
+            return forward(layer, *args_dict, **kwargs_dict)
+        graph = next(iter(found))
+        reads = {g.scope().relation: read for g, read in found.items() if g._store is graph._store}
+        with _sharing(graph, reads, graph._store):
             return forward(layer, *args_dict, **kwargs_dict)
 
     return call
 
 
-def _reads_of_modules(layer: Any, dicts: list) -> Iterator[tuple[ShardedEdgeIndex, Reads]]:
-    """Edges, rows and reduction of each relation, whose module gets both and nothing else."""
+def _reads_of_modules(layer: Any, dicts: list) -> Iterator[tuple[EdgeGraph, Reads]]:
+    """Edges as they were loaded, rows and reduction of each relation whose module gets no more."""
     for etype, module in layer.convs.items():
         of_edges = [one[etype] for one in dicts if etype in one]
         rows = [one[etype[0]] for one in dicts if etype[0] in one]
         if len(of_edges) == 1 and isinstance(of_edges[0], ShardedEdgeIndex) and len(rows) == 1:
-            yield of_edges[0], Reads(rows[0], reduction_of(module))
+            graph = of_edges[0].piece
+            if graph.origin is None and of_edges[0].shifts is None and graph.group.size > 1:
+                yield graph, Reads(rows[0], reduction_of(module))
 
 
 def _rgcn(forward: Callable) -> Callable:
@@ -125,7 +135,10 @@ def _rgcn(forward: Callable) -> Callable:
         if not isinstance(edge_index, ShardedEdgeIndex):
             return forward(layer, x, edge_index, edge_type)
         _refuse_segments()
-        with _sharing(_reads_of_types(layer, x, edge_index, edge_type)):
+        graph, reads = edge_index.graph, {}
+        if graph.group.size > 1:
+            reads = dict(_reads_of_types(layer, x, edge_index, edge_type))
+        with _sharing(graph, reads, graph.filters):
             return forward(layer, x, edge_index, edge_type)
 
     return call
@@ -133,28 +146,26 @@ def _rgcn(forward: Callable) -> Callable:
 
 def _reads_of_types(
     layer: Any, x: Any, edge_index: ShardedEdgeIndex, edge_type: Any
-) -> Iterator[tuple[ShardedEdgeIndex, Reads]]:
+) -> Iterator[tuple[AnyRelation, Reads]]:
     rows = x[0] if isinstance(x, tuple) else x
     op = OPS.get(layer.aggr) if isinstance(layer.aggr, str) else None
     is_own = type(layer).message is not import_module(_RGCN).RGCNConv.message
     if is_own or op is None or not isinstance(rows, Tensor) or layer.flow != "source_to_target":
         return
     for i in range(layer.num_relations):
-        yield edge_index[:, edge_type == i], Reads(rows, op)
+        index: Any = edge_index[:, edge_type == i]
+        yield index.graph.scope().relation, Reads(rows, op)
 
 
 @contextmanager
-def _sharing(found: Iterable[tuple[ShardedEdgeIndex, Reads]]) -> Iterator[None]:
-    """While a layer runs, let modules share the rows of sources that several of them reduce."""
-    by_place = [(index.piece, read) for index, read in found if index.shifts is None]
-    graphs = [graph for graph, _ in by_place]
-    if not graphs or graphs[0].group.size == 1:
+def _sharing(graph: EdgeGraph, reads: Mapping[Any, Reads], joins: Any) -> Iterator[None]:
+    """While a layer runs, let relations share the rows that several of them reduce."""
+    store = graph.origin or graph._store
+    before, store.sharing = store.sharing, SharedRows(joins, reads)
+    try:
         yield
-        return
-    store = graphs[0].origin or graphs[0]._store
-    reads = {g.scope().relation: read for g, read in by_place if (g.origin or g._store) is store}
-    with shared_rows(store, reads):
-        yield
+    finally:
+        store.sharing = before
 
 
 def _refuse_segments() -> None:

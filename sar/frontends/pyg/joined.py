@@ -212,6 +212,7 @@ def _graph_of(indices: Sequence[ShardedEdgeIndex], relation: Relation) -> Joined
         edge_ids={etype: lambda: torch.cat([make() for make in ids])},
         src_rows={etype[0]: torch.arange(relation.num_src, device=store.device)},
         dst_rows={etype[2]: torch.arange(relation.num_dst, device=store.device)},
+        joined={},
     )
     return JoinedGraph(made, [etype], pieces[0]._policy)
 

@@ -49,13 +49,14 @@ def reduce_at(end: EdgeEnd, rows: Tensor, dim: int, op: str, num_rows: Any = Non
         return out.movedim(0, dim) if dim else out
     if not dtype.is_floating_point:
         messages = messages.to(torch.float64)
-    out = _shared(end, messages, op)
-    if out is None:
-        out = _scaled(end, messages, op)
-    if out is None:
+    found = _shared(end, messages, op)
+    if found is None:
+        found = _scaled(end, messages, op)
+    if found is None:
         inner, row = _without_view(messages)
-        out = reduce_rows(inner, op, end.side)
-        out = out if row is None else out.reshape(len(out), *row)
+        found = reduce_rows(inner, op, end.side)
+        found = found if row is None else found.reshape(len(found), *row)
+    out = found
     if not dtype.is_floating_point:  # whole numbers have means of the default type
         out = out.to(torch.get_default_dtype()) if op == "mean" else out.long().to(dtype)
     out = padded(out, num_rows)
@@ -82,14 +83,14 @@ def _scaled(end: EdgeEnd, messages: EdgeTensor, op: str) -> Tensor | None:
         return None
     raise_if_written([node])
     x, of_edges, of_rows = found
-    rows = rows_of(scope, "u", x)
+    rows: Any = rows_of(scope, "u", x)
     if of_edges is not None:
         rows = rows * rows_of(scope, "e", of_edges.view(-1, *[1] * (x.dim() - 1)))
     out = times(reduce_rows(rows, op), of_rows)
     return out.reshape(len(out), *messages.shape[1:])  # type: ignore[no-any-return]
 
 
-def _without_view(messages: EdgeTensor) -> tuple[EdgeTensor, Any]:
+def _without_view(messages: Any) -> tuple[EdgeTensor, Any]:
     """What messages are a view of, with the shape of a row of theirs, so that patterns are seen."""
     node = messages.read()
     if messages.axis == 0 and isinstance(node, Call) and node.name in _VIEWS and not node.tensors:
