@@ -7,17 +7,20 @@ from typing import Any
 
 import pytest
 import torch
+from harness.graphs import mixed
 from harness.parts import Cutter
 from harness.threads import run_threads
 from harness.watch import Largest
 from torch import Tensor
 
 import sar
+from sar.comm.meter import LayerNotes
 from sar.partition.arrays import ETYPE_HOMO, NTYPE_HOMO, GraphArrays
+from sar.tracing import recording
 
 nn = pytest.importorskip("torch_geometric.nn")
 pytestmark = pytest.mark.timeout(60)
-NODES, EDGES, WIDTH = 200, 40_000, 8
+NODES, EDGES, WIDTH = 200, 40_000, 6
 DEGREES = torch.zeros(300, dtype=torch.long).index_fill_(0, torch.tensor([200]), NODES)
 
 
@@ -106,3 +109,122 @@ def test_no_tensor_has_a_row_for_every_edge(name: str, partitioned: Cutter) -> N
 
     for found, edges in run_threads(2, run):
         assert found < (each or 0.9) * (edges + NODES) + 1, (found, edges)
+
+
+def hetero() -> GraphArrays:
+    """Two types of few nodes, with many edges in three relations."""
+    drawn = torch.Generator().manual_seed(1)
+    counts = {"item": 120, "user": 150}
+    relations = [("item", "to", "user"), ("user", "back", "item"), ("user", "knows", "user")]
+    edges = {
+        (src, name, dst): tuple(
+            torch.randint(counts[ntype], (EDGES // 3,), generator=drawn) for ntype in (src, dst)
+        )
+        for src, name, dst in relations
+    }
+    rows = {n: {"feat": torch.randn(c, WIDTH, generator=drawn)} for n, c in counts.items()}
+    return GraphArrays("dense_types", counts, edges, rows).with_orig_ids()
+
+
+def test_layers_of_several_types_hold_no_rows_of_edges(partitioned: Cutter) -> None:
+    path = partitioned(hetero(), 2, "random")
+
+    def run(group: Any) -> tuple[int, int]:
+        policy = sar.Policy(block_bytes=1 << 15)
+        data = sar.pyg.construct_full_graph(sar.load_partition_data(path), policy)
+        layer = nn.HGTConv(WIDTH, 8, data.metadata(), heads=2)
+        for _ in range(2):
+            with Largest() as watch:
+                out = layer(data.x_dict, data.edge_index_dict)
+                sum(rows.square().sum() for rows in out.values()).backward()
+        return watch.elements, sum(e.size(1) for e in data.edge_index_dict.values())
+
+    for found, edges in run_threads(2, run):
+        assert found <= 2 * edges, (found, edges)  # a number for each head
+
+
+def rows_sent(make: Callable, call: Callable, path: str, policy: sar.Policy) -> list[int]:
+    """Bytes that ranks send in forward and in backward."""
+
+    def run(group: Any) -> list[int]:
+        data = sar.pyg.construct_full_graph(sar.load_partition_data(path), policy)
+        torch.manual_seed(0)
+        layer, counts = make(), []
+        data.x = data.x.clone().requires_grad_()
+        for _ in range(2):
+            counts = [group.counters.sent_bytes]
+            out = call(layer, data)
+            counts.append(group.counters.sent_bytes)
+            out.square().sum().backward()
+            counts.append(group.counters.sent_bytes)
+        return [after - before for before, after in zip(counts, counts[1:], strict=False)]
+
+    return [sum(each) for each in zip(*run_threads(3, run), strict=True)]
+
+
+SCALED = {
+    "LGConv": (nn.LGConv, plain, 1),
+    "TAGConv": (lambda: nn.TAGConv(WIDTH, 5, K=2), plain, 2),
+    "APPNP": (lambda: nn.APPNP(2, 0.1), plain, 2),
+    "GCN2Conv": (lambda: nn.GCN2Conv(WIDTH, 0.1), lambda l, d: l(d.x, d.x, d.edge_index), 1),
+    "ARMAConv": (lambda: nn.ARMAConv(WIDTH, WIDTH), plain, 1),
+    "GraphConv": (lambda: nn.GraphConv(WIDTH, 5), weighted, 1),
+    "SAGEConv of powers": (lambda: nn.SAGEConv(WIDTH, 5, aggr="var"), plain, 2),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SCALED)
+def test_rows_times_numbers_are_sent_as_rows_are(name: str, partitioned: Cutter) -> None:
+    """Once forward and once home for each sum, and no number with them."""
+    make, call, sums = SCALED[name]
+    path, policy = partitioned(mixed(), 3, "random"), sar.Policy(exchange="pull")
+    once = rows_sent(lambda: nn.SimpleConv("sum"), plain, path, policy)
+    assert once[0] == once[1] > 0
+    assert rows_sent(make, call, path, policy) == [sums * size for size in once]
+
+
+ATTENTION = [
+    lambda: nn.GATConv(WIDTH, 4, heads=2, dropout=0.5),
+    lambda: nn.GATv2Conv(WIDTH, 4, heads=2, dropout=0.5),
+    lambda: nn.TransformerConv(WIDTH, 4, heads=2, dropout=0.5),
+    nn.AGNNConv,
+]
+
+
+@pytest.mark.parametrize("make", ATTENTION)
+def test_attention_in_torchs_words_has_the_kernel(make: Callable, partitioned: Cutter) -> None:
+    path = partitioned(mixed(), 2, "random")
+
+    def run(group: Any) -> list[str]:
+        data = sar.pyg.construct_full_graph(sar.load_partition_data(path))
+        layer = make()
+        layer.register_message_forward_hook(lambda *_: None)  # PyG's own code, not a fused function
+        group.meter.notes = LayerNotes()
+        plain(layer, data)
+        return [what for _, what, _ in group.meter.notes.ways]
+
+    for ways in run_threads(2, run):
+        assert "attention kernel" in ways and "edge program" not in ways
+
+
+@pytest.mark.parametrize("name", ["GATv2", "Transformer", "PNA", "FastRGCN", "one's own"])
+def test_a_layer_is_recorded_once(
+    name: str, partitioned: Cutter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same calls on other tensors find nothing out anew."""
+    make, call, _ = LAYERS[name]
+    found = []
+
+    def run(group: Any) -> None:
+        data = sar.pyg.construct_full_graph(sar.load_partition_data(partitioned(mixed(), 1)))
+        layer = make()
+        layer.register_message_forward_hook(lambda *_: None)  # PyG's own code, not a fused function
+        call(layer, data).sum().backward()
+        call(layer, data).sum().backward()
+        first = len(found)
+        call(layer, data).sum().backward()
+        assert first > 0 and len(found) == first
+
+    original = recording._infer
+    monkeypatch.setattr(recording, "_infer", lambda *a: (found.append(a), original(*a))[1])
+    run_threads(1, run)

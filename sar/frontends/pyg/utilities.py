@@ -36,7 +36,10 @@ def one_hot(index: EdgeTensor, num_classes: int | None = None, dtype: Any = None
     if index.dim() != 1:
         raise ValueError(f"one_hot: got {tuple(index.shape)}, expected a number an edge")
     count = int(index.max()) + 1 if num_classes is None else num_classes
-    found = index.view(-1, 1) == torch.arange(count, device=index.device)
+    kinds = torch.arange(
+        count, dtype=torch.float64, device=index.device
+    )  # floats: a call is known again
+    found = index.view(-1, 1) == kinds
     return found.to(torch.get_default_dtype() if dtype is None else dtype)
 
 
