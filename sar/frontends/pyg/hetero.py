@@ -195,17 +195,6 @@ def _scatter(scatter: Callable) -> Callable:
     return call
 
 
-def _one_hot(one_hot: Callable) -> Callable:
-    @wraps(one_hot)
-    def call(index: Any, num_classes: Any = None, dtype: Any = None) -> Any:
-        if not isinstance(index, EdgeTensor):
-            return one_hot(index, num_classes, dtype)
-        classes = torch.arange(num_classes, device=index.device)
-        return (index.unsqueeze(-1) == classes).to(torch.float if dtype is None else dtype)
-
-    return call
-
-
 _RGCN = "torch_geometric.nn.conv.rgcn_conv"
 # By module and name: what is made of the original.
 WRAPPED: dict[tuple[str, str], Callable[[Callable], Callable]] = {
@@ -214,7 +203,6 @@ WRAPPED: dict[tuple[str, str], Callable[[Callable], Callable]] = {
     ("torch_geometric.nn.conv.hetero_conv", "HeteroConv.forward"): _hetero_conv,
     (_RGCN, "RGCNConv.forward"): _rgcn,
     (_RGCN, "scatter"): _scatter,
-    (_RGCN, "one_hot"): _one_hot,
 }
 
 # By module and name: whose argument says that it is ours, and what stands in.
