@@ -151,8 +151,8 @@ def each(functions: list[Any], handler: Handler) -> dict[Callable, Handler]:
     return dict.fromkeys(functions, handler)
 
 
-def _read(*names: str) -> list[Callable]:
-    return [getattr(Tensor, name).__get__ for name in names]
+def _read(name: str, how: str = "__get__") -> list[Callable]:
+    return [getattr(getattr(Tensor, name), how)]
 
 
 def _plain(name: str) -> Callable:
@@ -186,14 +186,13 @@ LOOKS: dict[Callable, Callable] = {
         [Tensor.long, Tensor.__deepcopy__, *named("contiguous", "clone", "detach")],
         _same,
     ),
+    **each(_read("requires_grad", "__set__"), _ask),
     **each(named("max"), _max),
     **each(named("min"), _min),
-    Tensor.requires_grad.__set__: lambda x, value: None,  # integers have no gradient
     Tensor.__len__: lambda x: int(x.looks()[0]),
     Tensor.__repr__: lambda x, **_: _text(x),
     Tensor.__format__: lambda x, spec: format(_text(x), spec),
     Tensor.__hash__: id,
-    Tensor.requires_grad.__set__: _ask,  # type: ignore[attr-defined]
 }
 for _name in (
     "dtype", "device", "ndim", "is_cuda", "layout", "is_sparse", "is_sparse_csr", "requires_grad",

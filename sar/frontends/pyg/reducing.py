@@ -45,8 +45,8 @@ def reduce_at(end: EdgeEnd, rows: Tensor, dim: int, op: str, num_rows: Any = Non
         raise NotSupportedError(f"a {op} of rows of {dtype}; expected real numbers")
     if is_one_each(messages) and op == "sum":
         counts = degrees_of(end).to(dtype).view(-1, *[1] * (messages.dim() - 1))
-        out = padded(counts.expand(-1, *messages.shape[1:]).clone(), num_rows)
-        return out.movedim(0, dim) if dim else out
+        ones = padded(counts.expand(-1, *messages.shape[1:]).clone(), num_rows)
+        return ones.movedim(0, dim) if dim else ones
     if not dtype.is_floating_point:
         messages = messages.to(torch.float64)
     found = _shared(end, messages, op)
