@@ -187,6 +187,7 @@ USES: dict[str, Callable[[Any], Any]] = {
     "scatter: got reduce='any'": lambda d: utils.scatter(
         d.x[d.edge_index[0]], d.edge_index[1], reduce="any"
     ),
+    "fill_value: got 'mul'": lambda d: utils.add_self_loops(d.edge_index, d.weight, "mul"),
     "requires_grad": lambda d: setattr(d.edge_index, "requires_grad", True),
 }
 
@@ -194,6 +195,27 @@ USES: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("reason", USES)
 def test_uses_that_need_ids_are_refused(reason: str, partitioned: Cutter) -> None:
     for message in refusals(partitioned(graphs.mixed(), PARTS), USES[reason]):
+        assert re.search(reason, message), message
+
+
+LENGTHS: dict[str, Callable[[Any], Any]] = {
+    "index_select: got rows": lambda d: d.x[1:][d.edge_index[0]],
+    "num_nodes: got 1000": lambda d: utils.add_self_loops(d.edge_index, num_nodes=1000),
+    "dim_size: got 1000": lambda d: utils.scatter(
+        d.x[d.edge_index[0]], d.edge_index[1], dim_size=1000
+    ),
+    "rows: got .*3.*one for each of this rank's edges": lambda d: utils.scatter(
+        torch.ones(3), d.edge_index[1]
+    ),
+    "weight: got shape .*3.*rows, one for each edge": lambda d: layers.GCNConv(WIDTH, 2).double()(
+        d.x, d.edge_index, torch.ones(3)
+    ),
+}
+
+
+@pytest.mark.parametrize("reason", LENGTHS)
+def test_other_lengths_are_refused(reason: str, partitioned: Cutter) -> None:
+    for message in refusals(partitioned(graphs.mixed(), PARTS), LENGTHS[reason], ValueError):
         assert re.search(reason, message), message
 
 

@@ -13,6 +13,7 @@ from sar.errors import NotSupportedError
 from sar.frontends.pyg.aggregations import AGGREGATIONS
 from sar.frontends.pyg.functions import _masked, take
 from sar.frontends.pyg.index import EdgeEnd, EdgeMask, ShardedEdgeIndex
+from sar.frontends.pyg.looks import is_flat
 from sar.frontends.pyg.reducing import OPS, check_rows, degrees_of, padded, reduce_at, softmax_at
 from sar.layers.gcn import Degrees, degree_factor
 from sar.tracing.edge_rows import eager
@@ -28,6 +29,8 @@ def scatter(
         return MulAggregation()(src, index, dim_size=dim_size, dim=dim)  # type: ignore[no-any-return]
     if reduce not in OPS:
         raise NotSupportedError(f"scatter: got reduce={reduce!r}, expected one of {', '.join(OPS)}")
+    if not is_flat(index):
+        raise ValueError(f"scatter: got ends {tuple(index.looks())}, expected one dimension")
     return reduce_at(index, src, dim, OPS[reduce], dim_size)
 
 
@@ -109,11 +112,17 @@ def add_self_loops(
     edge_index: ShardedEdgeIndex, edge_attr: Any = None, fill_value: Any = None,
     num_nodes: Any = None,
 ) -> tuple[Any, Any]:  # fmt: skip
+    _check_count(edge_index, num_nodes)
+    loops = None if edge_attr is None else _loop_rows(edge_index, edge_attr, fill_value)
     grown = edge_index.graph.add_loops()
-    if edge_attr is not None:
-        loops = _loop_rows(edge_index, edge_attr, fill_value)
+    if loops is not None:
         edge_attr = grown.edge_columns(torch.cat([eager(edge_attr), loops]))
     return ShardedEdgeIndex(grown, edge_index.order), edge_attr
+
+
+def _check_count(edge_index: ShardedEdgeIndex, count: Any) -> None:
+    count = min(count) if isinstance(count, (tuple, list)) else count
+    check_rows(edge_index.end(1), "num_nodes", count)
 
 
 def _loop_rows(edge_index: ShardedEdgeIndex, edge_attr: Tensor, fill: Any) -> Tensor:
@@ -123,6 +132,8 @@ def _loop_rows(edge_index: ShardedEdgeIndex, edge_attr: Tensor, fill: Any) -> Te
     if fill is None:
         fill = 1.0
     if isinstance(fill, str):
+        if fill not in OPS:
+            raise NotSupportedError(f"fill_value: got {fill!r}, expected one of {', '.join(OPS)}")
         return reduce_at(end, edge_attr, 0, OPS[fill], None)
     if isinstance(fill, Tensor):
         fill = fill.to(edge_attr.device, edge_attr.dtype)
@@ -135,6 +146,7 @@ def add_remaining_self_loops(
     num_nodes: Any = None,
 ) -> tuple[Any, Any]:  # fmt: skip
     graph = edge_index.graph
+    _check_count(edge_index, num_nodes)
     if edge_attr is None:
         return ShardedEdgeIndex(graph.drop_loops().add_loops(), edge_index.order), None
     loops = _loop_rows(edge_index, edge_attr, fill_value).clone()
