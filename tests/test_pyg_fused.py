@@ -51,6 +51,11 @@ def turned(layer: Any, x: Tensor, edges: Any, columns: dict[str, Tensor]) -> Ten
     return layer(x, edges.flip(0))
 
 
+def doubled(what: str, layer: Any, x: Tensor, *given: Any) -> Tensor:
+    getattr(layer, f"register_{what}_forward_hook")(lambda module, args, out: 2 * out)
+    return plain(layer, x, *given)
+
+
 def mlp(width: int) -> nn.Module:
     return nn.Sequential(nn.Linear(WIDTH, width), nn.Tanh())
 
@@ -235,6 +240,15 @@ OTHERS: dict[str, tuple[Callable[[], nn.Module], Any, tuple[str, ...], str]] = {
     ),
     "a bias more": (
         lambda: changed(pyg.SAGEConv(WIDTH, 4), lin_r=pyg.Linear(WIDTH, 4)), plain, (), "a bias",
+    ),
+    "own method of one": (
+        lambda: changed(pyg.GINConv(mlp(4)), message=lambda x_j: 3 * x_j), plain, (), "of its own",
+    ),
+    "message hook": (
+        lambda: pyg.SAGEConv(WIDTH, 4), partial(doubled, "message"), (), "hook looks into",
+    ),
+    "edge hook": (
+        lambda: pyg.GATConv(WIDTH, 4), partial(doubled, "edge_update"), (), "hook looks into",
     ),
     "own message": (lambda: OwnMessage(WIDTH, 4), plain, (), "OwnMessage.message"),
     "own update": (lambda: OwnUpdate(WIDTH, 4), plain, (), "OwnUpdate.update"),
