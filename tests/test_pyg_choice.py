@@ -189,10 +189,11 @@ def test_originals_come_back(partitioned: Cutter) -> None:
 
 def test_constant_rows_travel_twice_and_their_readers_may_change(partitioned: Cutter) -> None:
     """Sums of a model's input are kept; then a rank runs PyG's own code, with the same results."""
-    layers = {"sage": pyg.SAGEConv(WIDTH, 8), "gcn": pyg.GCNConv(WIDTH, 8)}
+    kinds = [pyg.SAGEConv, pyg.GCNConv, pyg.GATConv, pyg.GATv2Conv]
+    layers = [kind(WIDTH, 8) for kind in kinds]
 
     def case(data: Any, group: Any) -> None:
-        for layer in copy.deepcopy(layers).values():
+        for layer in copy.deepcopy(layers):
             layer, outputs, sent = layer.double(), [], []
             for epoch in range(5):
                 if epoch == 4 and group.rank == 0:
@@ -201,7 +202,9 @@ def test_constant_rows_travel_twice_and_their_readers_may_change(partitioned: Cu
                 outputs.append(layer(data.x, data.edge_index))
                 outputs[-1].sum().backward()
                 sent.append(group.counters.sent_bytes - before)
-            assert sent[0] > 0 and sent[2] == sent[3] == 0
+            assert sent[0] > 0
+            if isinstance(layer, (pyg.SAGEConv, pyg.GCNConv)):
+                assert sent[2] == sent[3] == 0
             for out in outputs[1:]:
                 torch.testing.assert_close(out, outputs[0])
 
