@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from harness import pyg as compared
-from harness.graphs import mixed
+from harness.graphs import loopless, mixed
 from harness.parts import Cutter
 from torch import Tensor, nn
 from torch_geometric.utils import add_self_loops
@@ -18,7 +18,7 @@ from torch_geometric.utils import add_self_loops
 import sar
 import sar.pyg
 from sar.graph import GraphArgument
-from sar.partition.arrays import ETYPE_HOMO
+from sar.partition.arrays import ETYPE_HOMO, GraphArrays
 
 pyg = pytest.importorskip("torch_geometric.nn")
 WIDTH, EXACT = 6, 1e-9
@@ -85,13 +85,14 @@ FUSED: dict[str, Callable[[], nn.Module]] = {
 def compare(
     make: Callable[[], nn.Module], cutter: Cutter, parts: int, case: Any = plain,
     others: Any = None, used: tuple[str, ...] = (), policy: Any = None, cut: str = "random",
-    dtype: torch.dtype = torch.float64,
+    dtype: torch.dtype = torch.float64, graph: GraphArrays | None = None,
 ) -> None:  # fmt: skip
     """``others``: the case of the ranks, where it is another."""
     torch.manual_seed(0)
     layer, columns = make().to(dtype), {name: COLUMNS[name] for name in used}
-    expected = compared.whole(mixed(), layer, case, X.to(dtype), columns)
-    path = cutter(mixed(), parts, cut)
+    graph = graph or mixed()
+    expected = compared.whole(graph, layer, case, X.to(dtype), columns)
+    path = cutter(graph, parts, cut)
     got = compared.sharded(path, parts, layer, others or case, X.to(dtype), columns, policy)
     compared.compare(expected, got, EXACT if dtype == torch.float64 else 1e-5)
 
@@ -113,6 +114,12 @@ def test_fused_layers_are_exact(kind: str, partitioned: Cutter) -> None:
 @pytest.mark.parametrize("kind", ["sage, narrower", "gcn, wider", "gat", "gin"])
 def test_one_rank_is_as_many(kind: str, partitioned: Cutter) -> None:
     compare(FUSED[kind], partitioned, 1, others=strictly(plain))
+
+
+@pytest.mark.parametrize("kind", ["gcn", "gat"])
+@pytest.mark.parametrize("hooked", [set(), {0}], ids=["fused", "one"])
+def test_graphs_without_loops_get_them(kind: str, hooked: set[int], partitioned: Cutter) -> None:
+    compare(FUSED[kind], partitioned, 2, others=looked_into(hooked), graph=loopless())
 
 
 @pytest.mark.parametrize("kind", ["sage, narrower", "gcn, wider", "gatv2", "gin"])

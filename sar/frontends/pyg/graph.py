@@ -15,6 +15,7 @@ from sar.frontends.pyg.filters import Filters
 from sar.graph import GraphView
 from sar.graph.store import Structure
 from sar.graph.transform import are_no_loops, whole_relation, with_loops, with_some_edges
+from sar.ops.saving import any_rank
 from sar.partition.book import EType
 from sar.partition.features import Keys
 from sar.tracing.lazy import EdgeTensor, eager
@@ -81,11 +82,16 @@ class EdgeGraph(GraphView):
         return self._looped
 
     def drop_loops(self) -> EdgeGraph:
-        """Without edges from a node to itself; collective at first."""
+        """Without edges from a node to itself, of which there may be none; collective at first."""
         relation = whole_relation(self._store, self.canonical_etypes[0], "self loops")
         keep = self.are_no_loops()
-        made = relation.derived("without loops", lambda: with_some_edges(relation, keep))
-        return self._derived(made)
+
+        def make() -> Relation | None:
+            has_some = any_rank(relation.group, not bool(keep.all()))
+            return with_some_edges(relation, keep) if has_some else None
+
+        made = relation.derived("without loops", make)
+        return self._derived(relation if made is None else made)
 
     def are_no_loops(self) -> Tensor:
         """bool [num_edges]: which edges lead to another node; kept."""
