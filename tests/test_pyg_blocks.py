@@ -13,6 +13,7 @@ from harness.covering import by_pairs
 from harness.graphs import ETYPE_HOMO, GraphArrays, hetero, mixed
 from harness.parts import Cutter
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch_geometric.nn import (
     GAT,
     GCN,
@@ -26,6 +27,7 @@ from torch_geometric.utils import trim_to_layer
 
 import sar
 import sar.pyg
+from sar.sampling import NeighborLoader
 
 LAYERS, CLASSES = 2, 3
 
@@ -143,6 +145,89 @@ def test_degrees_of_sources_need_a_hop_more(partitioned: Cutter) -> None:
             assert bool(differ) != is_exact
 
     run_threads(3, case)
+
+
+def step(model: nn.Module, optimizer: Any, loss: Tensor) -> None:
+    optimizer.zero_grad()
+    loss.backward()
+    sar.gather_grads(model)
+    optimizer.step()
+
+
+@pytest.mark.parametrize("cut", [(1, "random"), (4, "adversarial")], ids=str)
+def test_sampled_then_exact(cut: tuple[int, str], partitioned: Cutter) -> None:
+    """One model, warmed on mini-batches, evaluates and goes on as it would in one process."""
+    graph = mixed()
+    path, label = partitioned(graph, *cut), graph.node_data["_N"]["label"]
+    train = graph.node_data["_N"]["train_mask"]
+    x, edges = graph.node_data["_N"]["feat"].double(), torch.stack(graph.edges[ETYPE_HOMO])
+
+    cold = made(lambda: GraphSAGE(6, 8, LAYERS, 4))
+
+    def case(group: Any) -> Any:
+        part, model = sar.load_partition_data(path), deepcopy(cold)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+        mine = part.node_features["_N/train_mask"]
+        with NeighborLoader(part, [3, 2], mine, as_="pyg", batch_size=5) as loader:
+            for batch in loader:
+                found = model(
+                    batch.x.double(),
+                    batch.edge_index,
+                    num_sampled_nodes_per_hop=batch.num_sampled_nodes,
+                    num_sampled_edges_per_hop=batch.num_sampled_edges,
+                )[: batch.batch_size]
+                seeds = batch.y[: batch.batch_size]
+                step(model, optimizer, F.cross_entropy(found, seeds, reduction="sum"))
+        data, warm = sar.pyg.construct_full_graph(part), deepcopy(model)
+        settings = deepcopy(optimizer.state_dict())
+        losses = []
+        for _ in range(3):
+            found = model(data.x.double(), data.edge_index)
+            loss = F.cross_entropy(found[mine], data.y[mine], reduction="sum")
+            step(model, optimizer, loss)
+            losses.append(float(group.all_reduce(loss.detach())))
+        return warm, settings, losses
+
+    ranks = run_threads(cut[0], case)
+    warm, settings, losses = ranks[0]
+    assert not torch.equal(next(cold.parameters()), next(warm.parameters()))
+    optimizer = torch.optim.Adam(warm.parameters(), lr=0.02)
+    optimizer.load_state_dict(settings)
+    for number, want in enumerate(losses):
+        loss = F.cross_entropy(warm(x, edges)[train], label[train], reduction="sum")
+        assert float(loss.detach()) == pytest.approx(want, rel=1e-9), number
+        step_alone(optimizer, loss)
+    assert all(one[2] == losses for one in ranks)
+
+
+def step_alone(optimizer: Any, loss: Tensor) -> None:
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+
+
+def test_dropout_knows_trimmed_rows(partitioned: Cutter) -> None:
+    """The same masks on any number of ranks, also behind a layer that is left out of."""
+
+    whole = made(lambda: GraphSAGE(6, 8, 3, CLASSES, dropout=0.5))
+
+    def case(group: Any) -> tuple[Tensor, Tensor]:
+        model = sar.nn.convert_dropout(deepcopy(whole))
+        sar.manual_seed(7)
+        part = sar.load_partition_data(path)
+        mask = part.node_features["_N/orig_id"] % 5 == 0
+        data = sar.pyg.construct_neighborhood(part, mask, 3)
+        hops = data.num_sampled_nodes, data.num_sampled_edges
+        keys = "num_sampled_nodes_per_hop", "num_sampled_edges_per_hop"
+        found = model(data.x.double(), data.edge_index, **dict(zip(keys, hops, strict=True)))
+        return found.detach()[: data.batch_size], data.n_id[: data.batch_size]
+
+    got = []
+    for parts in (1, 3):
+        path = partitioned(mixed(), parts)
+        rows, ids = (torch.cat(one) for one in zip(*run_threads(parts, case), strict=True))
+        got.append(rows[ids.argsort()])
+    torch.testing.assert_close(got[0], got[1])
 
 
 class Relations(nn.Module):
