@@ -43,7 +43,7 @@ def main() -> None:
     classes = int(group.all_reduce(data.y.max(), "max")) + 1
 
     model = GAT(data.num_features, 8, classes, args.norm)
-    sar.prepare(model, data.edge_index)  # the same masks of dropout on any cut, norms of all ranks
+    sar.prepare(model, data)  # the same masks of dropout on any cut, norms of all ranks
     optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
     for epoch in range(args.epochs):
         model.train()

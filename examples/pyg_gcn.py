@@ -21,7 +21,7 @@ def main(parts: str, epochs: int = 20) -> None:
     classes = int(group.all_reduce(data.y.max(), "max")) + 1  # sar: over all ranks
 
     model = GCN(data.num_features, 32, num_layers=2, out_channels=classes, dropout=0.5)
-    sar.prepare(model, data.edge_index)  # sar: rank 0's parameters; dropout by node
+    sar.prepare(model, data)  # sar: rank 0's parameters; dropout by node
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     for epoch in range(epochs):
         model.train()

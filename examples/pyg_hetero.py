@@ -67,8 +67,8 @@ def main() -> None:
     data = sar.pyg.construct_full_graph(part)
     paper = data["paper"]
     classes = int(group.all_reduce(paper.y.max(), "max")) + 1
-    graph = data["paper", "cites", "paper"].edge_index.sharded_graph
-    tables = {t: sar.nn.ShardedEmbedding(graph, t, WIDTH) for t in ("author", "term")}
+    cites = data["paper", "cites", "paper"]  # any relation says the graph
+    tables = {t: sar.nn.ShardedEmbedding(cites, t, WIDTH) for t in ("author", "term")}
     if args.model == "hgt":
         model = HGT(data, torch.nn.ModuleDict(tables), classes)
         inputs = (paper.x, data.edge_index_dict)
@@ -76,7 +76,7 @@ def main() -> None:
         one = sar.pyg.construct_full_graph(sar.to_homogeneous(part))
         model = RGCN(data, torch.nn.ModuleDict(tables), classes)
         inputs = (paper.x, one.edge_index, one.edge_type)
-    sar.prepare(model, graph)
+    sar.prepare(model, data)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     for epoch in range(args.epochs):
         loss = sar.cross_entropy(model(*inputs), paper.y, paper.train_mask)

@@ -45,7 +45,7 @@ def main(parts: str, epochs: int = 10) -> None:
     sar.manual_seed(0)
     data = sar.pyg.construct_full_graph(sar.load_partition_data(parts))
     classes = int(group.all_reduce(data.y.max(), "max")) + 1
-    model = sar.prepare(Net(data.num_features, 32, classes), data.edge_index)
+    model = sar.prepare(Net(data.num_features, 32, classes), data)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     for epoch in range(epochs):
         loss = sar.cross_entropy(model(data.x, data.edge_index), data.y, data.train_mask)
