@@ -19,11 +19,12 @@ Case = Callable[[Any, Tensor, Any, dict[str, Tensor]], Tensor]  # (layer, x, edg
 def whole(
     graph: GraphArrays, layer: Any, case: Case, x: Tensor, columns: dict[str, Tensor]
 ) -> dict:
-    """Results of a layer of PyG's on the whole graph, by name."""
+    """Results of a layer of PyG's on the whole graph, by name; ``case`` gets ``batch``, too."""
     layer = copy.deepcopy(layer)
     x = x.clone().requires_grad_()
     columns = {name: asking(values) for name, values in columns.items()}
-    out = case(layer, x, torch.stack(graph.edges[ETYPE_HOMO]), columns)
+    batch = torch.zeros(len(x), dtype=torch.int64)
+    out = case(layer, x, torch.stack(graph.edges[ETYPE_HOMO]), {**columns, "batch": batch})
     (out * probe(out.shape, torch.arange(len(out)))).sum().backward()
     return _found(layer, out, x, columns)
 
@@ -47,7 +48,7 @@ def sharded(
         rows = x[nids].clone().requires_grad_()
         stored = {name: asking(values[eids]) for name, values in columns.items()}
         lazy = {name: index.graph.edge_columns(v, name) for name, v in stored.items()}
-        out = case(mine, rows, index, lazy)
+        out = case(mine, rows, index, {**lazy, "batch": shown.batch})
         (out * probe(out.shape, nids)).sum().backward()
         return nids, eids, _found(mine, out, rows, stored)
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from sar.errors import NotSupportedError
 from sar.frontends.pyg.functions import _masked, as_mask, take
+from sar.frontends.pyg.groups import refused
 from sar.frontends.pyg.index import EdgeMask, ShardedEdgeIndex
 from sar.graph.rows import keyed_rows
 from sar.kernels.keyed import keyed_uniform
@@ -86,8 +87,14 @@ def _check(p: float, force_undirected: bool, name: str) -> None:
         )
 
 
+_PAIRS = "it draws pairs of all nodes that have no edge; use sar.nn.NegativeSampler"
+
 # As in ``utilities``.
 REPLACED: dict[tuple[str, str], tuple[int, str, Callable]] = {
     ("torch_geometric.utils.dropout", function.__name__): (0, "edge_index", function)
     for function in (dropout_edge, dropout_adj, dropout_node)
-}
+} | {
+    ("torch_geometric.utils._negative_sampling", "negative_sampling"): (
+        0, "edge_index", refused("negative_sampling", _PAIRS),
+    )
+}  # fmt: skip

@@ -15,7 +15,8 @@ from torch import Tensor
 from sar._private import make_wrapper
 from sar.comm import Group, current_group
 from sar.errors import NotSupportedError
-from sar.frontends.pyg.index import Symbol
+from sar.frontends.pyg.functions import take as take_rows
+from sar.frontends.pyg.index import EdgeEnd, Symbol
 from sar.frontends.pyg.looks import LOOKS, named
 from sar.ops.readout import extreme_over_ranks, sum_over_ranks
 from sar.tracing.lazy import EdgeTensor
@@ -207,6 +208,8 @@ def take(x: Tensor, dim: int, index: NodeGroups) -> Tensor:
 def _getitem(x: Any, item: Any) -> Any:
     if isinstance(item, NodeGroups) and not isinstance(x, Symbol):
         return take(x, 0, item)
+    if isinstance(x, NodeGroups) and isinstance(item, EdgeEnd):
+        return take_rows(x.ids.contiguous(), 0, item)
     if isinstance(x, NodeGroups) and isinstance(item, Tensor) and not isinstance(item, Symbol):
         return NodeGroups(x.ids[item], x.group)
     raise NotSupportedError(
@@ -300,7 +303,9 @@ def _softmax(
     return softmax(index, src, dim)
 
 
-def _refused(name: str, reason: str) -> Callable:
+def refused(name: str, reason: str) -> Callable:
+    """What stands in for a function that no rank can compute."""
+
     def refuse(*args: Any, **kwargs: Any) -> Any:
         raise NotSupportedError(f"{name}: {reason}")
 
@@ -315,7 +320,7 @@ REPLACED: dict[tuple[str, str], tuple[int, str, Callable]] = {
     ("torch_geometric.utils._scatter", "scatter"): (1, "index", _scatter),
     ("torch_geometric.utils._softmax", "softmax"): (1, "index", _softmax),
     ("torch_geometric.utils._to_dense_batch", "to_dense_batch"): (
-        1, "batch", _refused("to_dense_batch", _DENSE),
+        1, "batch", refused("to_dense_batch", _DENSE),
     ),
-    ("torch_geometric.nn.pool.select.topk", "topk"): (2, "batch", _refused("topk", _CHOICE)),
+    ("torch_geometric.nn.pool.select.topk", "topk"): (2, "batch", refused("topk", _CHOICE)),
 }  # fmt: skip

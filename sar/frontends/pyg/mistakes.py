@@ -12,9 +12,11 @@ from typing import Any
 from torch import Tensor
 from torch.nn import functional
 
+from sar.errors import NotSupportedError
 from sar.frontends.pyg.index import Symbol
 from sar.nn.dropout import keyed_by_call
 from sar.nn.local_norms import norm_patches, noted, warn_of_local
+from sar.tracing.lazy import EdgeTensor
 
 _CONVERT = "call sar.prepare(model, data.edge_index) first, or give it batch=data.batch"
 _POOL = "give it batch=data.batch of sar.pyg.construct_full_graph's data"
@@ -82,6 +84,11 @@ def _of_scatter(scatter: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
     @wraps(scatter)
     def call(src: Any, index: Any, *args: Any, **kwargs: Any) -> Tensor:
+        if isinstance(index, EdgeTensor):
+            raise NotSupportedError(
+                "scatter: got an index computed of edges, as batch[edge_index[1]], expected "
+                "edge_index[1] or batch: scatter(scatter(src, edge_index[1]), batch)"
+            )
         warn_of_local(src, "scatter by a plain index sums", _POOL)
         return scatter(src, index, *args, **kwargs)
 

@@ -58,9 +58,13 @@ UNDISTRIBUTED: dict[str, dict[str, str]] = {
         "DimeNetPlusPlus": _SEARCHES,
         "GNNFF": _SEARCHES,
         "GraphUNet": _POOLS,
+        "InnerProductDecoder.forward_all": _ATTENDS,
         "LightGCN": _TABLE,
+        "LightGCN.get_embedding": _TABLE,
         "LINKX": _TABLE,
         "Polynormer": _ATTENDS,
+        "RECT_L.get_semantic_labels": "means the rows of one rank by their labels; use "
+        "scatter(x, batch) with a column batch that has the labels",
         "SchNet": _SEARCHES,
         "SGFormer": _ATTENDS,
         "ViSNet": _SEARCHES,
@@ -71,10 +75,11 @@ UNDISTRIBUTED: dict[str, dict[str, str]] = {
 def refusals() -> Iterator[tuple[Any, str, Callable]]:
     """(class, method, what is to stand in for it)."""
     for module, reasons in UNDISTRIBUTED.items():
-        for name, reason in reasons.items():
-            kind = getattr(import_module(module), name, None)  # some versions lack some
-            if kind is not None and "forward" in vars(kind):
-                yield kind, "forward", _refusing(kind.forward, name, reason)
+        for path, reason in reasons.items():
+            name, _, method = path.partition(".")
+            kind, method = getattr(import_module(module), name, None), method or "forward"
+            if kind is not None and method in vars(kind):  # some versions lack some
+                yield kind, method, _refusing(vars(kind)[method], path, reason)
     kind = import_module("torch_geometric.nn.conv").SuperGATConv
     yield kind, "forward", _refusing_to_train(kind.forward)
     kind = import_module("torch_geometric.nn.models").CorrectAndSmooth
