@@ -12,8 +12,10 @@ import torch
 from harness import graphs, pyg
 from harness.graphs import ETYPE_HOMO, NTYPE_HOMO, GraphArrays
 from harness.parts import Cutter
-from pyg_convs import CONVS, WIDTH
-from torch import Tensor
+from pyg_convs import CONVS, WIDTH, Call, made, plain
+from torch import Tensor, nn
+from torch_geometric import nn as layers
+from torch_geometric import utils
 
 import sar
 
@@ -95,8 +97,10 @@ class Used(dict):
         return super().__getitem__(name)
 
 
-def compare(name: str, setting: Setting, dtype: torch.dtype, cutter: Cutter) -> None:
-    make, call = CONVS[name]
+def compare(
+    case: tuple[Callable[[], nn.Module], Call], setting: Setting, dtype: torch.dtype, cutter: Cutter
+) -> None:
+    make, call = case
     torch.manual_seed(0)
     layer = make().to(dtype)
     graph, used = setting.graph(), set[str]()
@@ -121,10 +125,143 @@ def compare(name: str, setting: Setting, dtype: torch.dtype, cutter: Cutter) -> 
 @pytest.mark.filterwarnings("ignore:.*on an edge tensor cannot be streamed")
 @pytest.mark.parametrize(("name", "setting"), chosen())
 def test_layers_are_exact(name: str, setting: str, partitioned: Cutter) -> None:
-    compare(name, SETTINGS[setting], torch.float64, partitioned)
+    compare(CONVS[name], SETTINGS[setting], torch.float64, partitioned)
 
 
 @pytest.mark.filterwarnings("ignore:.*on an edge tensor cannot be streamed")
 @pytest.mark.parametrize("name", list(CONVS)[::6])
 def test_layers_are_exact_in_float32(name: str, partitioned: Cutter) -> None:
-    compare(name, SETTINGS["three ranks"], torch.float32, partitioned)
+    compare(CONVS[name], SETTINGS["three ranks"], torch.float32, partitioned)
+
+
+# -- layers of users -----------------------------------------------------------------------------
+
+
+class Own(layers.MessagePassing):
+    """Called with rows and edges alone; parts differ in the classes below."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.lin = nn.Linear(WIDTH, 4)
+
+    def forward(self, x: Tensor, edge_index: Any) -> Tensor:
+        return self.propagate(edge_index, x=self.lin(x))
+
+
+class Copied(Own):
+    """Rows as they are."""
+
+
+class Gated(Own):
+    """Scores of both ends, a softmax over the edges of a node, an update with its row."""
+
+    def message(self, x_i: Tensor, x_j: Tensor, index: Any, size_i: int | None) -> Tensor:
+        score = utils.softmax((x_i * x_j).sum(-1), index, num_nodes=size_i)
+        return score.unsqueeze(-1) * torch.tanh(x_j)
+
+    def update(self, inputs: Tensor, x: Tensor) -> Tensor:
+        return inputs + x
+
+
+class Summed(Own):
+    """An aggregate of its own, by scatter in torch's words."""
+
+    def aggregate(self, inputs: Tensor, index: Any, dim_size: int | None = None) -> Tensor:
+        at = index.unsqueeze(-1).expand_as(inputs)
+        total = inputs.new_zeros(dim_size, inputs.size(-1)).scatter_add_(0, at, inputs)
+        largest = utils.scatter(inputs.abs(), index, dim_size=dim_size, reduce="max")
+        return torch.cat([total, largest], -1)
+
+
+class Edged(Own):
+    """Rows of edges, computed before they are messages."""
+
+    def forward(self, x: Tensor, edge_index: Any) -> Tensor:
+        x = self.lin(x)
+        alpha = self.edge_updater(edge_index, x=x)
+        return self.propagate(edge_index, x=x, alpha=alpha, size=(len(x), len(x)))
+
+    def edge_update(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+        return torch.sigmoid((x_i - x_j).sum(-1, keepdim=True))
+
+    def message(self, x_j: Tensor, alpha: Tensor) -> Tensor:
+        return x_j * alpha
+
+
+class Wide(Own):
+    """Nodes along the first of three dimensions."""
+
+    def __init__(self) -> None:
+        super().__init__(aggr="mean", node_dim=0)
+
+    def forward(self, x: Tensor, edge_index: Any) -> Tensor:
+        return self.propagate(edge_index, x=self.lin(x).view(-1, 2, 2)).flatten(1)
+
+
+class Batched(Own):
+    """The same graph for several batches of rows, nodes along the last dimension but one."""
+
+    def forward(self, x: Tensor, edge_index: Any) -> Tensor:
+        rows = torch.stack([self.lin(x), x[:, :4].sin()])
+        return torch.cat(list(self.propagate(edge_index, x=rows)), -1)
+
+
+class Plain(nn.Module):
+    """No layer of PyG's: rows taken and summed by the ends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(2 * WIDTH, 4)
+
+    def forward(self, x: Tensor, edge_index: Any) -> Tensor:
+        row, col = edge_index
+        rows = self.lin(torch.cat([x[row], x[col] - x[row]], -1)).relu()
+        out = torch.zeros(len(x), 4, dtype=x.dtype).index_add_(0, col, rows)
+        mean = utils.scatter(rows, row, 0, len(x), "mean")
+        return out / utils.degree(col, len(x), x.dtype).clamp(min=1).unsqueeze(-1) + mean
+
+
+class Hooked(Own):
+    """Hooks on messages and on what is aggregated."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_message_forward_hook(lambda layer, given, out: out * 2)
+        self.register_aggregate_forward_hook(lambda layer, given, out: out.tanh())
+        self.register_propagate_forward_pre_hook(lambda layer, given: None)
+
+
+OWN = [Copied, Gated, Summed, Edged, Wide, Batched, Plain, Hooked]
+
+
+@pytest.mark.parametrize("setting", ["two ranks, blocks", "four ranks, one empty"])
+@pytest.mark.parametrize("kind", OWN)
+def test_layers_of_users_are_exact(kind: Any, setting: str, partitioned: Cutter) -> None:
+    compare((kind, plain), SETTINGS[setting], torch.float64, partitioned)
+
+
+def splines(place: Tensor, sizes: Tensor, is_open: Tensor, degree: int) -> tuple[Tensor, Tensor]:
+    """Weights [E, 2] and numbers [E, 2] of kernels, linear along the first axis."""
+    at = place[:, 0].clamp(0, 1) * (sizes[0] - 1)
+    low = at.detach().floor().clamp(max=int(sizes[0]) - 2)
+    return torch.stack([1 - at + low, at - low], 1), torch.stack([low, low + 1], 1).long()
+
+
+def weigh(x: Tensor, weight: Tensor, basis: Tensor, numbers: Tensor) -> Tensor:
+    return (basis.unsqueeze(-1) * torch.einsum("ef,esfo->eso", x, weight[numbers])).sum(1)
+
+
+@pytest.mark.filterwarnings("ignore:We do not recommend")
+@pytest.mark.parametrize("setting", ["one rank", "four ranks, one empty"])
+def test_splines_are_exact(
+    setting: str, partitioned: Cutter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over functions of torch: those of PyG are in a package of its own."""
+    monkeypatch.setattr("torch_geometric.nn.conv.spline_conv.spline_basis", splines)
+    monkeypatch.setattr("torch_geometric.nn.conv.spline_conv.spline_weighting", weigh)
+    case = (made("SplineConv", WIDTH, 5, dim=3, kernel_size=4), squashed)
+    compare(case, SETTINGS[setting], torch.float64, partitioned)
+
+
+def squashed(layer: Any, x: Tensor, edges: Any, columns: Any) -> Tensor:
+    return layer(x, edges, columns["attr"].sigmoid())
