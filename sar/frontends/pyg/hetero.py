@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sar.comm import Group
+from sar.config import Policy
 from sar.edges import AnyRelation
 from sar.errors import NotSupportedError
 from sar.frontends.pyg.graph import EdgeGraph
@@ -134,6 +135,7 @@ def _rgcn(forward: Callable) -> Callable:
     def call(layer: Any, x: Any, edge_index: Any, edge_type: Any = None) -> Any:
         if not isinstance(edge_index, ShardedEdgeIndex):
             return forward(layer, x, edge_index, edge_type)
+        _refuse_numbering(x)
         _refuse_segments()
         graph, reads = edge_index.graph, {}
         if graph.group.size > 1:
@@ -142,6 +144,25 @@ def _rgcn(forward: Callable) -> Callable:
             return forward(layer, x, edge_index, edge_type)
 
     return call
+
+
+def _fast_rgcn(forward: Callable) -> Callable:
+    @wraps(forward)
+    def call(layer: Any, x: Any, edge_index: Any, edge_type: Any = None) -> Any:
+        if isinstance(edge_index, ShardedEdgeIndex):
+            _refuse_numbering(x)
+        return forward(layer, x, edge_index, edge_type)
+
+    return call
+
+
+def _refuse_numbering(x: Any) -> None:
+    """Raise where a layer would number all nodes, as it is given no rows."""
+    if x is None or isinstance(x, tuple) and x[0] is None:
+        raise NotSupportedError(
+            "x: got None, which stands for the numbers of all nodes; expected those of this rank, "
+            "data.n_id"
+        )
 
 
 def _reads_of_types(
@@ -157,11 +178,29 @@ def _reads_of_types(
         yield index.graph.scope().relation, Reads(rows, op)
 
 
+class _Groups:
+    """Relations that share rows, some at a time: all their sums at once are in memory."""
+
+    def __init__(self, joins: Any, reads: Mapping[Any, Reads]) -> None:
+        self._of: dict[Any, SharedRows] = {}
+        for first in range(0, len(reads), _TOGETHER):
+            some = list(reads)[first : first + _TOGETHER]
+            shared = SharedRows(joins, {relation: reads[relation] for relation in some})
+            self._of |= dict.fromkeys(some, shared)
+
+    def reduce(self, relation: Any, x: Tensor, op: str, policy: Policy) -> Tensor | None:
+        shared = self._of.get(relation)
+        return None if shared is None else shared.reduce(relation, x, op, policy)
+
+
+_TOGETHER = 8
+
+
 @contextmanager
 def _sharing(graph: EdgeGraph, reads: Mapping[Any, Reads], joins: Any) -> Iterator[None]:
     """While a layer runs, let relations share the rows that several of them reduce."""
     store = graph.origin or graph._store
-    before, store.sharing = store.sharing, SharedRows(joins, reads)
+    before, store.sharing = store.sharing, _Groups(joins, reads)
     try:
         yield
     finally:
@@ -202,6 +241,7 @@ WRAPPED: dict[tuple[str, str], Callable[[Callable], Callable]] = {
     ("torch_geometric.nn.conv.han_conv", "group"): _semantic,
     ("torch_geometric.nn.conv.hetero_conv", "HeteroConv.forward"): _hetero_conv,
     (_RGCN, "RGCNConv.forward"): _rgcn,
+    (_RGCN, "FastRGCNConv.forward"): _fast_rgcn,
     (_RGCN, "scatter"): _scatter,
 }
 

@@ -89,6 +89,7 @@ def gcn_norm(
         kind = Degrees("in" if at.side == "v" else "out", -0.5, 0.0)
         dtype = torch.get_default_dtype() if dtype is None else dtype
         factor: Any = degree_factor(as_stored(at.graph.scope().relation, "gcn_norm"), dtype, kind)
+        factor = padded(factor, num_nodes)
         return edge_index, take(factor, 0, row) * take(factor, 0, col)
     degrees = reduce_at(at, edge_weight, 0, "sum", num_nodes)
     factor = degrees.pow(-0.5).masked_fill(degrees == 0, 0.0)
