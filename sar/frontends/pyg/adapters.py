@@ -171,7 +171,7 @@ def _bind_sage(names: tuple[str, str], layer: Any, graph: Any, inputs: Arguments
     reason = _reason(layer, graph, inputs, names)
     if reason is not None:
         return reason
-    own, neigh = (getattr(layer, name) for name in names)
+    own, neigh = getattr(layer, names[0]), getattr(layer, names[1])
     reason = inputs_reason(graph, x, *own.parameters(), *neigh.parameters())
     if reason is not None:
         return reason

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 from torch import Tensor
 
+from sar.config import Policy
 from sar.edges import AnyRelation, Relation, as_stored
 from sar.errors import NotSupportedError
 from sar.frontends.pyg.filters import Filters
@@ -31,6 +32,7 @@ class EdgeGraph(GraphView):
         origin: the structure of the graph that this was derived from, if it was.
         columns: what gives the values of the edges' columns, by name.
         may_have_more_rows: whether tensors of nodes may have rows behind those of the edges' ends.
+        rows_seen: what looked right, of layers and of their rows.
     """
 
     num_loops = 0
@@ -39,6 +41,12 @@ class EdgeGraph(GraphView):
     may_have_more_rows = False
     columns: Mapping[str, Callable[[], Tensor]] = MappingProxyType({})
     _looped: EdgeGraph | None = None
+
+    def __init__(
+        self, store: Structure, etypes: Sequence[EType] | None = None, policy: Policy | None = None
+    ) -> None:
+        super().__init__(store, etypes, policy)
+        self.rows_seen: set[Any] = set()
 
     @property
     def sharing(self) -> Any:

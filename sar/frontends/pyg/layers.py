@@ -86,7 +86,12 @@ def agree_on_rows(layer: Any, edges: Any, x: Any) -> None:
     """
     if not isinstance(edges, ShardedEdgeIndex):
         return
-    pair, dim = x if isinstance(x, (tuple, list)) else (x, x), getattr(layer, "node_dim", 0)
+    looked, dim = None, getattr(layer, "node_dim", 0)
+    if isinstance(x, Tensor):
+        looked = type(layer), dim, edges.order, x.dtype, x.shape
+        if looked in edges.graph.rows_seen:
+            return
+    pair = x if isinstance(x, (tuple, list)) else (x, x)
     given = [one if isinstance(one, Tensor) and one.dim() >= max(-dim, dim + 1) else None
              for one in pair[:2]]  # fmt: skip
     relation = edges.graph.scope().relation
@@ -95,10 +100,12 @@ def agree_on_rows(layer: Any, edges: Any, x: Any) -> None:
     known = relation.derived("rows of nodes agreed on", set)
     if key in known:
         _check_rows(edges, given, dim)
-        return
-    with relation.group.agreed(f"{key[0]}: dtype and shape, but for rows, of x", looks):
-        _check_rows(edges, given, dim)
-    known.add(key)
+    else:
+        with relation.group.agreed(f"{key[0]}: dtype and shape, but for rows, of x", looks):
+            _check_rows(edges, given, dim)
+        known.add(key)
+    if looked is not None:
+        edges.graph.rows_seen.add(looked)
 
 
 def _without(shape: torch.Size, dim: int) -> tuple[int, ...]:
