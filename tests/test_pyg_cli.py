@@ -16,7 +16,7 @@ from foreign_files import write_pyg
 from harness import run_threads
 from harness.commands import launch_on, on_threads, trainer_of
 from harness.failures import RankFailed
-from harness.graphs import ETYPE_HOMO, GraphArrays, hetero, mixed
+from harness.graphs import ETYPE_HOMO, GraphArrays, bibliography, hetero, mixed
 from harness.parts import Cutter, node_parts
 from harness.pool import WorkerPool
 from torch import Tensor
@@ -207,15 +207,24 @@ def test_planned(name: str) -> None:
         probe_bytes(Work(model, 6, 4), 1, nodes=64)
 
 
-def test_a_folder_of_pygs_own_partitioner(tmp_path: Path) -> None:
-    """The losses of the original graph, on four ranks."""
+def test_a_folder_of_pygs_own_partitioner(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The losses of the original graph, on four ranks; resumed, and evaluated by original id."""
     whole = graph()
     folder = write_pyg(whole, node_parts(whole, 4, "random"), 4, tmp_path / "parts")
     names = ("label", "train_mask", "val_mask", "test_mask")
     np.savez(folder / "node_data.npz", **{n: whole.node_data["_N"][n].numpy() for n in names})
     kind, args, call, _ = CASES["GAT"]
-    ranks = trained(str(folder), 4, *words_of(kind, args, *LOOP, "3"))
+    run, words = str(tmp_path / "run"), [str(folder), *words_of(kind, args, *LOOP)]
+    ranks = trained(words[0], 4, *words[1:], "3", "--checkpoint", run)
     assert ranks[0][1] == pytest.approx(plain_losses("GAT", ranks[0][0], 3), rel=2e-5)
+    on_threads(4, "train", *words, "4", "--checkpoint", run, "--resume")
+    last = capfd.readouterr().out.partition("epoch 4: ")[2].split("test ")[1].split()[0]
+    on_threads(4, "evaluate", words[0], "--checkpoint", run, "--out", str(tmp_path), "--gather")
+    assert f"test {last}" in capfd.readouterr().out
+    with np.load(tmp_path / "predictions.npz") as found:
+        assert sorted(found["node_id"]) == list(range(57))
 
 
 OWN = """
@@ -298,6 +307,17 @@ def test_told_by_all_ranks(own: str, partitioned: Cutter) -> None:
             trainer_of(group, path, "--model", f"{own}:Sparse", *LOOP, "1").fit()
 
     path = partitioned(graph(), 2)
+    run_threads(2, rank, timeout=60)
+
+
+def test_a_type_without_features(partitioned: Cutter) -> None:
+    """Told by all ranks where a model asks for its rows."""
+
+    def rank(group: Any) -> None:
+        with pytest.raises(ValueError, match="rows of node type 'author', which has no features"):
+            trainer_of(group, path, *words_of("HGTConv", {}, *LOOP, "1")).fit()
+
+    path = partitioned(bibliography(40), 2)
     run_threads(2, rank, timeout=60)
 
 

@@ -66,7 +66,15 @@ class Call:
 
     def __call__(self, model: nn.Module, given: Any, features: Any) -> Any:
         args, named = self.arguments(given, features)
-        return model(*args, **named)
+        try:
+            return model(*args, **named)
+        except KeyError as error:
+            if error.args[0] in features or error.args[0] not in getattr(given, "ntypes", ()):
+                raise
+            raise ValueError(
+                f"model: asked for rows of node type {error.args[0]!r}, which has no features; "
+                "expected features of all node types, or a model that learns rows"
+            ) from error
 
     def __str__(self) -> str:
         words = [*self.places, *(f"{keyword}={column}" for keyword, column in self.named)]
