@@ -88,6 +88,11 @@ def layers_of_rows(layer: Any, x: Tensor, edges: Any, columns: Any) -> Tensor:
     return layer(torch.stack([x, x.sin()], 1), edges)
 
 
+def numbered(layer: Any, x: Tensor, edges: Any, columns: Any) -> Tensor:
+    ids = (x[:, 0] * 1000).long() % 60
+    return layer(ids, edges, columns["type"]) + x[:, :5]
+
+
 def with_weights(layer: Any, x: Tensor, edges: Any, columns: Any) -> Tensor:
     out, (_, alpha) = layer(x, edges, return_attention_weights=True)
     return out
@@ -319,6 +324,7 @@ CONVS: dict[str, tuple[Callable[[], nn.Module], Call]] = {
         lambda layer, x, e, c: layer((x, x * 0.3), e, c["type"]),
     ),
     "RGCN max": (made("RGCNConv", W, 5, 3, aggr="max"), typed),
+    "RGCN of nodes": (made("RGCNConv", 60, 5, 3), numbered),
     "FastRGCN": (made("FastRGCNConv", W, 5, 3), typed),
     "FastRGCN blocks": (made("FastRGCNConv", W, 6, 3, num_blocks=3), typed),
     "FastRGCN bases": (made("FastRGCNConv", W, 6, 3, num_bases=2, aggr="sum"), typed),

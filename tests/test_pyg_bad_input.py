@@ -63,6 +63,16 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], Callable, str]] = {
     "MeshCNNConv": (made("MeshCNNConv", WIDTH, 5), plain, "by its place among all edges"),
     "PANConv": (made("PANConv", WIDTH, 5, 2), scored, "sparse matrices"),
     "SuperGATConv": (made("SuperGATConv", WIDTH, 5), plain, r"in training mode .* expected .eval"),
+    "FastRGCNConv": (
+        made("FastRGCNConv", 57, 5, 3),
+        lambda layer, x, e, c: layer(None, e, torch.zeros(e.size(1), dtype=torch.int64)),
+        "expected int64 .*data.n_id",
+    ),
+    "RGCNConv": (
+        made("RGCNConv", 57, 5, 3),
+        lambda layer, x, e, c: layer(None, e, torch.zeros(e.size(1), dtype=torch.int64)),
+        "expected int64 .*data.n_id",
+    ),
     "WLConv": (made("WLConv"), colors, "WLConvContinuous runs"),
     "XConv": (blank("XConv"), lambda layer, x, e, c: layer(x, x[:, :3]), "make the edges before"),
     "TopKPooling": (made("TopKPooling", WIDTH), scored, "pool by data.batch"),
@@ -217,6 +227,19 @@ LENGTHS: dict[str, Callable[[Any], Any]] = {
 def test_other_lengths_are_refused(reason: str, partitioned: Cutter) -> None:
     for message in refusals(partitioned(graphs.mixed(), PARTS), LENGTHS[reason], ValueError):
         assert re.search(reason, message), message
+
+
+def test_loops_between_two_types_are_refused(partitioned: Cutter) -> None:
+    path = partitioned(graphs.hetero(), PARTS)
+    layer = layers.GATConv((WIDTH, WIDTH), 2)
+
+    def run(group: Any) -> None:
+        data = sar.pyg.construct_full_graph(sar.load_partition_data(path))
+        rows = (torch.ones(data[kind].num_nodes, WIDTH) for kind in ("user", "item"))
+        with pytest.raises(sar.NotSupportedError, match=r"from 'user' .* add_self_loops=False"):
+            layer(tuple(rows), data["user", "buys", "item"].edge_index)
+
+    run_threads(PARTS, run)
 
 
 def test_errors_name_the_layer(partitioned: Cutter) -> None:

@@ -75,13 +75,23 @@ class EdgeGraph(GraphView):
 
     def add_loops(self) -> EdgeGraph:
         """With a loop at every node, behind the other edges; no communication."""
-        relation = whole_relation(self._store, self.canonical_etypes[0], "self loops")
+        relation = self._between_nodes()
         etype = self.canonical_etypes[0]
         rows = self._store.dst_rows[etype[0]].cpu()
         keys = partial(_keys_of_loops, self._store.keys, etype, self.num_loops, rows)
         made = self._derived(relation.derived("with loops", lambda: with_loops(relation, keys)))
         made.num_loops = self.num_loops + 1
         return made
+
+    def _between_nodes(self) -> Relation:
+        """The relation, which must be between nodes of one type, for self loops."""
+        src, _, dst = etype = self.canonical_etypes[0]
+        if src != dst or self.is_block:
+            raise NotSupportedError(
+                f"self loops of edges from {src!r} to {dst!r}: no node is at both ends; expected "
+                "add_self_loops=False"
+            )
+        return whole_relation(self._store, etype, "self loops")
 
     def with_own_loops(self) -> EdgeGraph:
         """With one loop at every node in place of those that it has; collective at first."""
@@ -91,7 +101,7 @@ class EdgeGraph(GraphView):
 
     def drop_loops(self) -> EdgeGraph:
         """Without edges from a node to itself, of which there may be none; collective at first."""
-        relation = whole_relation(self._store, self.canonical_etypes[0], "self loops")
+        relation = self._between_nodes()
         keep = self.are_no_loops()
 
         def make() -> Relation | None:
@@ -103,7 +113,7 @@ class EdgeGraph(GraphView):
 
     def are_no_loops(self) -> Tensor:
         """bool [num_edges]: which edges lead to another node; kept."""
-        relation = whole_relation(self._store, self.canonical_etypes[0], "self loops")
+        relation = self._between_nodes()
         return relation.derived("no loops", lambda: are_no_loops(relation))
 
     def filtered(self, keep: Tensor) -> EdgeGraph:

@@ -88,12 +88,13 @@ def agree_on_rows(layer: Any, edges: Any, x: Any) -> None:
         return
     looked, dim = None, getattr(layer, "node_dim", 0)
     if isinstance(x, Tensor):
+        if x.dim() != 2 and not hasattr(layer, "node_dim"):
+            return  # its parts know where the rows are
         looked = type(layer), dim, edges.order, x.dtype, x.shape
         if looked in edges.graph.rows_seen:
             return
-    pair = x if isinstance(x, (tuple, list)) else (x, x)
     given = [one if isinstance(one, Tensor) and one.dim() >= max(-dim, dim + 1) else None
-             for one in pair[:2]]  # fmt: skip
+             for one in (x[:2] if isinstance(x, (tuple, list)) else [x])]  # fmt: skip
     relation = edges.graph.scope().relation
     looks = [one if one is None else (one.dtype, _without(one.shape, dim)) for one in given]
     key = (type(layer).__name__, *looks)
@@ -113,10 +114,12 @@ def _without(shape: torch.Size, dim: int) -> tuple[int, ...]:
 
 
 def _check_rows(edges: ShardedEdgeIndex, given: list[Tensor | None], dim: int) -> None:
+    ends = [edges.end(0), edges.end(1)]
     for place, one in enumerate(given):
-        if one is not None and not edges.end(place).are_rows(one.shape[dim]):
+        fits = [ends[place]] if len(given) > 1 else ends  # one for either end, between types
+        if one is not None and not any(end.are_rows(one.shape[dim]) for end in fits):
             raise ValueError(
-                f"x: got shape {tuple(one.shape)}, expected {edges.end(place).num_rows} rows along "
+                f"x: got shape {tuple(one.shape)}, expected {fits[0].num_rows} rows along "
                 f"dimension {dim}, one for each of this rank's nodes"
             )
 
