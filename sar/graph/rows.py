@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -71,16 +72,6 @@ class KeyedRows:
 
     def are_of(self, stores: Sequence[Structure]) -> bool:
         return [id(ref()) for ref in self._stores] == [id(store) for store in stores]
-
-    def keys_if_any(self, x: Tensor, kinds: Collection[Kind]) -> Tensor | None:
-        """:meth:`keys`, on which the ranks agree at each call; ``None`` on all of them where ``x``
-        has other rows on any; collective."""
-        fits = [one for one in self.sets if one.kind in kinds]
-        match = torch.tensor([x.dim() > 0 and one.count == len(x) for one in fits])
-        found = self.group.all_reduce(match.int(), "min").bool().tolist()
-        return (
-            self.keys(x, {one.kind for one, fit in zip(fits, found) if fit}) if any(found) else None
-        )
 
     def keys(self, x: Tensor, kinds: Collection[Kind] | None = None) -> Tensor:
         """[len(x)] keys of the rows of ``x``, on its device.
@@ -195,13 +186,16 @@ current = _Current()
 class SameDropoutRows:
     """A context, to be entered repeatedly, in which dropout knows the rows that it knows now."""
 
-    def __init__(self) -> None:
+    def __init__(self, inside_of: AbstractContextManager | None = None) -> None:
+        self.inside_of = inside_of or nullcontext()
         self.stack = list(current.stack)
         self.kept: list[list[Call]] = []
 
     def __enter__(self) -> None:
+        self.inside_of.__enter__()
         self.kept.append(current.stack)
         current.stack = list(self.stack)
 
     def __exit__(self, *_: object) -> None:
         current.stack = self.kept.pop()
+        self.inside_of.__exit__(None, None, None)

@@ -16,7 +16,12 @@ class Layers:
     """What a front end says of its library's layers, by default that there are none.
 
     Its module, which :mod:`sar.registry` names, has one as ``LAYERS``.
+
+    Attributes:
+        keys_functions: ``F.dropout`` draws as the modules of :func:`sar.convert_dropout` do.
     """
+
+    keys_functions = False
 
     def adapters(self) -> Mapping[type, Adapter]:
         """By class, for those that are imported."""

@@ -18,7 +18,7 @@ from sar.models.choice import OPTIONS, LayerOptions, options_of, warn_once
 from sar.models.known import Layers, adapted, known_layers, own_forward
 from sar.nn.batch_norm import DistributedBN1D, convert_batch_norm, replaced
 from sar.nn.drift import check_call
-from sar.nn.dropout import Dropout, convert_dropout, functions_are_keyed
+from sar.nn.dropout import Dropout, convert_dropout
 from sar.nn.history import due_call
 from sar.nn.params import replicated, sync_params
 
@@ -64,9 +64,11 @@ def prepare(
     group = graphs[0].group
     before = Counter(type(module) for module in model.modules())
     model = convert_batch_norm(model)  # type: ignore[assignment]
+    draws = any(issubclass(kind, nn.Dropout) for kind in before)
     for layers in known_layers():
         model = replaced(model, layers.converted)  # type: ignore[assignment]
-    if functions_are_keyed() or any(issubclass(kind, nn.Dropout) for kind in before):
+        draws = draws or layers.keys_functions
+    if draws:
         model = convert_dropout(model, graphs)  # type: ignore[assignment]
     if donate or strict:
         optimize(model, donate=donate, strict=strict)

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from functools import wraps
 from typing import Any
-from weakref import WeakSet
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.compiler import is_compiling
 
 from sar import expect
-from sar._private import in_backward
-from sar.comm import Group, current_group
+from sar.comm import current_group
 from sar.graph import GraphView, graph_of, graphs_among
 from sar.graph.rows import Call, KeyedRows, Kind, SameDropoutRows, current, keyed_rows, kinds_of
 from sar.kernels.jit import untraced
 from sar.nn.batch_norm import replaced
 from sar.ops.randomness import keyed_dropout
 from sar.tracing.lazy import EdgeTensor
-from sar.tracing.message_dropout import DROPOUTS, in_function
+from sar.tracing.message_dropout import in_function
 
 Graphs = GraphView | Sequence[GraphView]
 
@@ -51,22 +46,7 @@ def same_dropout() -> tuple[AbstractContextManager, AbstractContextManager]:
     """
     group = current_group()
     first, again = group.seeds.same_twice(group)
-    return first, _Both(again, SameDropoutRows())
-
-
-class _Both:
-    """Two contexts that can be entered again, the second inside of the first."""
-
-    def __init__(self, first: Any, second: Any) -> None:
-        self.first, self.second = first, second
-
-    def __enter__(self) -> None:
-        self.first.__enter__()
-        self.second.__enter__()
-
-    def __exit__(self, *error: Any) -> None:
-        self.second.__exit__(*error)
-        self.first.__exit__(*error)
+    return first, SameDropoutRows(again)
 
 
 class _Bound:
@@ -161,9 +141,9 @@ class Dropout(nn.Dropout):
 def convert_dropout(model: nn.Module, graph: Graphs | None = None) -> nn.Module:
     """Replace every ``nn.Dropout`` in ``model`` by a :class:`Dropout`, in place.
 
-    ``feat_drop`` and ``attn_drop`` of DGL's layers are such modules. Functions (``F.dropout``) draw
-    the same way in the model's forward where PyG's front end is in use; else they cannot be
-    replaced, except on edge tensors, where they need no replacement.
+    ``feat_drop`` and ``attn_drop`` of DGL's layers are such modules. Functions
+    (``F.dropout``) cannot be replaced, except on edge tensors, where they need no replacement, and
+    in a model's forward where PyG's front end is in use, which then draw the same way.
 
     Args:
         graph: whose rows tensors have where neither the model nor a layer of DGL in it is called
@@ -182,71 +162,13 @@ def convert_dropout(model: nn.Module, graph: Graphs | None = None) -> nn.Module:
     return converted
 
 
-# -- functions -----------------------------------------------------------------------------------
-
-_PLAIN = (F.dropout,)  # in a tuple, as a front end looks for it in modules
-_drawing: WeakSet[Group] = WeakSet()  # groups whose functions drew by keys
-
-
-def functions_are_keyed() -> bool:
-    """Whether a front end put :func:`keyed_by_call` in place of ``F.dropout``."""
-    return F.dropout not in _PLAIN
+def asked_call() -> Call | None:
+    """The outermost call in progress of a model of :func:`convert_dropout`, or graphs named."""
+    calls = (one for one in current.stack if one.module is None or hasattr(one.module, _FINDS_ROWS))
+    return next(calls, None)
 
 
-def keyed_by_call(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """``F.dropout`` that draws as :class:`Dropout` inside of a model of :func:`convert_dropout`,
-    or of :func:`dropout_rows`.
-
-    Of rows that are no nodes nor edges, as one for each graph, all ranks have to have as many: they
-    are taken for copies of the same, and get the same mask. Collective then.
-    """
-
-    @wraps(function)
-    def dropout(
-        input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
-    ) -> Tensor:
-        is_plain = type(input) in (Tensor, nn.Parameter) and not in_function()
-        if is_plain and training and 0 < p <= 1 and not is_compiling():
-            asked = next((call for call in current.stack if _is_converted(call)), None)
-            if asked is not None:
-                return _by_keys(input, asked, p, inplace)
-            if in_backward() and (group := current_group()) in _drawing:
-                group.seeds.draw(group)  # raises: a forward that is recomputed would draw others
-        return function(input, p, training, inplace)
-
-    DROPOUTS.add(dropout)
-    dropout.__prepare_scriptable__ = lambda: function  # type: ignore[attr-defined]
-    return dropout
-
-
-def _is_converted(call: Call) -> bool:
-    return call.module is None or getattr(call.module, "_finds_dropout_rows", False)
-
-
-def _by_keys(x: Tensor, call: Call, p: float, inplace: bool) -> Tensor:
-    known, kinds = keyed_rows(call.graphs), kinds_of(call.graphs)
-    group = known.group
-    _drawing.add(group)
-    for dim in range(x.dim()):
-        rows = x.movedim(dim, 0)
-        keys = known.keys_if_any(rows, kinds)
-        if keys is not None:
-            break
-    else:
-        rows, dim, keys = x, 0, _positions(x, group)
-    out = keyed_dropout(rows, keys, group.seeds.draw(group), p).movedim(0, dim)
-    return x.copy_(out) if inplace else out
-
-
-def _positions(x: Tensor, group: Group) -> Tensor:
-    """int64 [n] numbers of rows that all ranks have copies of."""
-    count = torch.tensor(len(x) if x.dim() else 1)
-    if int(group.all_reduce(count.clone(), "max")) != int(group.all_reduce(count, "min")):
-        raise ValueError(
-            f"dropout: got {tuple(x.shape)}, expected a row for each node or edge, or as many rows "
-            "on all ranks; for other rows use sar.nn.Dropout(p)(x, rows=ids)"
-        )
-    return torch.arange(int(count), device=x.device)
+_FINDS_ROWS = "_finds_dropout_rows"
 
 
 def _bound_to(rows: KeyedRows | None, module: nn.Module) -> nn.Module:

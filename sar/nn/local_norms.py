@@ -5,10 +5,9 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import wraps
 from typing import Any
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakSet
 
 import torch
 import torch.nn.functional as F
@@ -18,8 +17,6 @@ from sar.comm import Group, current_group
 from sar.errors import MistakeWarning
 from sar.nn.batch_norm import BATCH_NORMS, is_torchs_own
 
-_patches: WeakSet[Any] = WeakSet()
-_told: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()
 _warned: WeakSet[Any] = WeakSet()  # models, layers, groups that called a function without a layer
 
 
@@ -37,43 +34,14 @@ def warn_of_local_norms(model: nn.Module, group: Group) -> None:
         _warned.update(local.values())
 
 
-@contextmanager
-def noted(norm: nn.Module) -> Iterator[None]:
-    """Inside, warnings of this thread name ``norm``, and there is one."""
-    before, _running.layer = _running.layer, norm
-    try:
-        yield
-    finally:
-        _running.layer = before
-
-
-def warn_of_local(x: Any, what: str, remedy: str, key: Any = None, stacklevel: int = 3) -> None:
-    """Warn once, on rank 0, where ``x`` [n, ...] has a row for each node or edge of this rank, and
-    ``what`` ("f sums") is done over its rows alone. ``key``: what is warned of once, else a group.
-    """
-    group, layer = current_group(), _running.layer
-    if group.size == 1 or group.rank or type(x) is not Tensor or layer not in (None, key):
-        return
-    told = _told.setdefault(group if key is None else key, set())
-    if what not in told and _are_rows(x.shape, {0}, group):
-        told.add(what)
-        _warned.update([key] if isinstance(key, nn.Module) else [])
-        warnings.warn(
-            f"{what} each rank's own rows: results depend on the cut; {remedy}",
-            MistakeWarning,
-            stacklevel=stacklevel + 1,
-        )
-
-
 def norm_patches() -> Iterator[tuple[Any, str, Callable[[Any], Any]]]:
-    """(holder, attribute, wrapper) of what is patched in torch to warn of rows of a graph, and is
-    not yet."""
+    """(holder, attribute, wrapper) of what is patched in torch to warn of rows of a graph."""
     for kind in (nn.BatchNorm1d, nn.SyncBatchNorm, nn.InstanceNorm1d, nn.GroupNorm):
         own = next(one for one in kind.__mro__ if "forward" in vars(one))
-        if vars(own)["forward"] not in _patches:
+        if not hasattr(vars(own)["forward"], "__wrapped__"):  # by another front end
             yield own, "forward", _noting_layer
     for name in ("batch_norm", "instance_norm", "group_norm", "layer_norm"):
-        if vars(F)[name] not in _patches:
+        if not hasattr(vars(F)[name], "__wrapped__"):
             yield F, name, _warning
 
 
@@ -83,7 +51,7 @@ class _Running(threading.local):
     layer: nn.Module | None = None
 
 
-_running = _Running()
+running = _Running()
 
 
 def _noting_layer(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -93,10 +61,12 @@ def _noting_layer(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def call(norm: Any, x: Any) -> Tensor:
         if torch.compiler.is_compiling():
             return forward(norm, x)
-        with noted(norm):
+        running.layer = norm
+        try:
             return forward(norm, x)
+        finally:
+            running.layer = None
 
-    _patches.add(call)
     return call
 
 
@@ -112,12 +82,11 @@ def _warning(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
         return function(*args, **kwargs)
 
     call.__prepare_scriptable__ = lambda: function  # type: ignore[attr-defined]  # TorchScript's
-    _patches.add(call)
     return call
 
 
 def _warn_of_rows(name: str, args: tuple, kwargs: dict[str, Any], group: Group) -> None:
-    x, layer = args[0] if args else kwargs.get("input"), _running.layer
+    x, layer = args[0] if args else kwargs.get("input"), running.layer
     key = group if layer is None else layer
     if isinstance(x, Tensor) and x.dim() > 1 and key not in _warned:
         if _are_rows(x.shape, _dims(name, args, kwargs, x.dim()), group):

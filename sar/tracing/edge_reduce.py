@@ -1,5 +1,4 @@
-"""Reductions of lazy edge tensors over all edges of all ranks: sum, mean, max, min, any, all,
-variance and deviation.
+"""Reductions of lazy edge tensors over all edges of all ranks: sum, mean, max, min, any, all, std.
 
 Each is a reduction at the destinations, block by block, and then one over nodes and ranks, so
 nothing edge-sized is made. The result is eager and equal on all ranks: Note [Replicated results]
@@ -42,9 +41,9 @@ def reduction_of(func: Callable, args: tuple, kwargs: dict) -> Callable[[], Tens
         dim = rest[0] if rest else kwargs.get("dim")
         over_edges = dim in (0, -x.dim()) and kwargs.get("dtype") is None and len(rest) < 3
         return (lambda: _softmax(x)) if over_edges else None
-    correction: Any = 1
     if name in ("var", "std"):
-        rest, kwargs, correction = _corrected(rest, dict(kwargs))
+        dim, keepdim, correction = _of_variance(*rest, **kwargs)
+        rest, kwargs = [dim, keepdim], {}
     dim = rest.pop(0) if rest else kwargs.get("dim", kwargs.get("axis"))
     keepdim = rest.pop(0) if rest else kwargs.get("keepdim", False)
     if rest or set(kwargs) - {"dim", "axis", "keepdim"} or isinstance(dim, Tensor):
@@ -90,17 +89,13 @@ def reduce_edges(x: EdgeRows, kind: str, dims: list[int], keepdim: bool) -> Tens
     return total if x.is_floating_point() or kind == "mean" else total.to(_counted(x.dtype, kind))
 
 
-def _corrected(rest: list[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any], Any]:
-    """Arguments of ``var`` or ``std`` without what is taken off the count, and that."""
-    correction = kwargs.pop("correction", 1)
-    correction = 1 if correction is None else correction
-    if "unbiased" in kwargs:
-        correction = int(kwargs.pop("unbiased"))
-    elif rest and isinstance(rest[0], bool):  # of all elements
-        correction = int(rest.pop(0))
-    elif len(rest) > 1:
-        correction = int(rest.pop(1))
-    return rest, kwargs, correction
+def _of_variance(
+    dim: Any = None, unbiased: Any = True, keepdim: Any = False, *, correction: Any = None
+) -> tuple[Any, Any, Any]:
+    """The dimensions of ``var`` and ``std``, ``keepdim``, and what is taken off the count."""
+    if isinstance(dim, bool):  # of all elements
+        dim, unbiased = None, dim
+    return dim, keepdim, int(unbiased) if correction is None else correction
 
 
 def _variance(x: Any, dims: list[int], keepdim: bool, correction: Any, root: bool) -> Tensor:

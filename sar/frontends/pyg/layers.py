@@ -23,6 +23,8 @@ EDGES = ("edge_index", "edge_index_dict", "pos_edge_index", "hyperedge_index")
 class PygLayers(Layers):
     """Those of PyG; see :class:`sar.models.known.Layers`."""
 
+    keys_functions = True
+
     def __init__(self) -> None:
         self._added: dict[type, Adapter] = {}
 

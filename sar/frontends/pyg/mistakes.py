@@ -4,22 +4,26 @@ dropout by keys.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from functools import wraps
 from importlib import import_module
 from typing import Any
+from weakref import WeakKeyDictionary
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
-from sar.errors import NotSupportedError
+from sar.comm import current_group
+from sar.errors import MistakeWarning, NotSupportedError
+from sar.frontends.pyg.dropping import keyed_by_call
 from sar.frontends.pyg.index import Symbol
-from sar.nn.dropout import keyed_by_call
-from sar.nn.local_norms import norm_patches, noted, warn_of_local
+from sar.nn.local_norms import norm_patches, running
 from sar.tracing.lazy import EdgeTensor
 
 _CONVERT = "call sar.prepare(model, data.edge_index) first, or give it batch=data.batch"
 _POOL = "give it batch=data.batch of sar.pyg.construct_full_graph's data"
+_TORCHS = nn.modules.instancenorm._InstanceNorm
 _DRAW = "use sar.nn.Dropout, or a mask of columns of which all ranks have the same"
 _NORMS = (
     "GraphNorm", "PairNorm", "LayerNorm", "MeanSubtractionNorm", "GraphSizeNorm", "InstanceNorm",
@@ -43,19 +47,42 @@ def patches() -> Iterator[tuple[Any, str, Callable[[Any], Any]]]:
 def _of_norm(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
     @wraps(forward)
     def call(norm: Any, x: Any, batch: Any = None, *args: Any, **kwargs: Any) -> Tensor:
-        with noted(norm):
-            if not isinstance(batch, Symbol) and _takes_all_rows(norm):
-                warn_of_local(x, f"{norm} normalizes with", _CONVERT, norm)
+        if not isinstance(batch, Symbol) and _takes_all_rows(norm, batch):
+            _warn_of_local(x, f"{norm} normalizes with", _CONVERT, norm)
+        running.layer = norm
+        try:
             return forward(norm, x, batch, *args, **kwargs)
+        finally:
+            running.layer = None
 
     return call
 
 
-def _takes_all_rows(norm: Any) -> bool:
-    """Whether a norm computes statistics of rows now."""
-    if getattr(norm, "mode", "graph") != "graph":
+def _takes_all_rows(norm: Any, batch: Any) -> bool:
+    """Whether a norm computes statistics of rows now, and torch does not warn of it."""
+    if getattr(norm, "mode", "graph") != "graph" or (isinstance(norm, _TORCHS) and batch is None):
         return False
     return norm.training or not getattr(norm, "track_running_stats", False)
+
+
+_told: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()
+
+
+def _warn_of_local(x: Any, what: str, remedy: str, key: Any = None) -> None:
+    """Warn once, on rank 0, where ``x`` has a row for each node or edge of this rank, and ``what``
+    is done with these alone; once for ``key``, or the group."""
+    group = current_group()
+    if group.size == 1 or group.rank or type(x) is not Tensor or running.layer is not None:
+        return
+    told = _told.setdefault(group if key is None else key, set())
+    counts = [count for graph in list(group.graphs) for count in graph.row_counts]
+    if what not in told and x.dim() > 0 and len(x) in counts:
+        told.add(what)
+        warnings.warn(
+            f"{what} each rank's own rows: results depend on the cut; {remedy}",
+            MistakeWarning,
+            stacklevel=4,
+        )
 
 
 def _of_pool(pool: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -64,7 +91,7 @@ def _of_pool(pool: Callable[..., Tensor]) -> Callable[..., Tensor]:
     @wraps(pool)
     def call(x: Any, batch: Any, *args: Any, **kwargs: Any) -> Tensor:
         if batch is None:
-            warn_of_local(x, f"{pool.__name__} without batch pools", _POOL)
+            _warn_of_local(x, f"{pool.__name__} without batch pools", _POOL)
         return pool(x, batch, *args, **kwargs)
 
     return call
@@ -73,7 +100,7 @@ def _of_pool(pool: Callable[..., Tensor]) -> Callable[..., Tensor]:
 def _of_masks(mask_feature: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(mask_feature)
     def call(x: Any, *args: Any, **kwargs: Any) -> Any:
-        warn_of_local(x, "mask_feature draws a mask for", _DRAW)
+        _warn_of_local(x, "mask_feature draws a mask for", _DRAW)
         return mask_feature(x, *args, **kwargs)
 
     return call
@@ -89,7 +116,7 @@ def _of_scatter(scatter: Callable[..., Tensor]) -> Callable[..., Tensor]:
                 "scatter: got an index computed of edges, as batch[edge_index[1]], expected "
                 "edge_index[1] or batch: scatter(scatter(src, edge_index[1]), batch)"
             )
-        warn_of_local(src, "scatter by a plain index sums", _POOL)
+        _warn_of_local(src, "scatter by a plain index sums", _POOL)
         return scatter(src, index, *args, **kwargs)
 
     return call
