@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -46,6 +47,7 @@ def linear(width: int) -> Any:
 
 
 A = nn.aggr
+CLAMPS = "clamp_min" in inspect.signature(A.PowerMeanAggregation).parameters  # else p's may be NaN
 TABLE: dict[str, Callable[[], Any]] = {
     "sum": A.SumAggregation,
     "mean": A.MeanAggregation,
@@ -58,7 +60,7 @@ TABLE: dict[str, Callable[[], Any]] = {
     "softmax": A.SoftmaxAggregation,
     "softmax, learned": lambda: A.SoftmaxAggregation(learn=True, channels=WIDTH),
     "softmax of semi gradients": lambda: A.SoftmaxAggregation(semi_grad=True),
-    "power mean": lambda: A.PowerMeanAggregation(p=2.0, learn=True),
+    "power mean": lambda: A.PowerMeanAggregation(p=2.0, learn=CLAMPS),
     "median": A.MedianAggregation,
     "quantiles": lambda: A.QuantileAggregation([0.2, 0.7], fill_value=3.0),
     "midpoint": lambda: A.QuantileAggregation(0.4, interpolation="midpoint"),
@@ -163,3 +165,20 @@ def test_layers_aggregate_as_their_classes_do(partitioned: Cutter) -> None:
         expected = pyg.whole(graph, layer, case, x, {})
         got = pyg.sharded(partitioned(graph, 2, "random"), 2, layer, case, x, {})
         pyg.compare(expected, got, 1e-9)
+
+
+def test_rows_written_before_their_sum_are_refused(partitioned: Cutter) -> None:
+    """Factors are multiplied when rows are summed, and have to be what they were."""
+    path = partitioned(mixed(), 2, "random")
+
+    def run(group: Any) -> None:
+        data = sar.pyg.construct_full_graph(sar.load_partition_data(path))
+        src, dst = data.edge_index
+        x, numbers = data.x.clone(), torch.ones(len(data.x), 1)
+        for written in (x, numbers):
+            rows = x[src] * numbers[dst]
+            written.add_(1)
+            with pytest.raises(sar.NotSupportedError, match="written in place"):
+                A.SumAggregation()(rows, dst, dim_size=len(x))
+
+    run_threads(2, run)
