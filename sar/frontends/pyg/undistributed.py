@@ -80,10 +80,8 @@ def refusals() -> Iterator[tuple[Any, str, Callable]]:
             kind, method = getattr(import_module(module), name, None), method or "forward"
             if kind is not None and method in vars(kind):  # some versions lack some
                 yield kind, method, _refusing(vars(kind)[method], path, reason)
-    convs = import_module("torch_geometric.nn.conv")
-    yield convs.SuperGATConv, "forward", _refusing_to_train(convs.SuperGATConv.forward)
-    for kind in (convs.RGCNConv, convs.FastRGCNConv):
-        yield kind, "forward", _refusing_no_rows(kind.forward)
+    kind = import_module("torch_geometric.nn.conv").SuperGATConv
+    yield kind, "forward", _refusing_to_train(kind.forward)
     kind = import_module("torch_geometric.nn.models").CorrectAndSmooth
     yield kind, "correct", _refusing_to_scale(kind.correct)
 
@@ -108,20 +106,6 @@ def _refusing_to_train(forward: Callable) -> Callable:
                 "gradients, or GATConv",
             )  # fmt: skip
         return forward(layer, *args, **kwargs)
-
-    return call
-
-
-def _refusing_no_rows(forward: Callable) -> Callable:
-    @wraps(forward)
-    def call(layer: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
-        first = x[0] if isinstance(x, (tuple, list)) else x
-        if first is None and any(isinstance(one, Symbol) for one in tree_leaves((args, kwargs))):
-            raise _error(
-                type(layer).__name__, "got x=None, a row of its weight for each node by its place "
-                "among all nodes; expected int64 [num_nodes], as data.n_id",
-            )  # fmt: skip
-        return forward(layer, x, *args, **kwargs)
 
     return call
 
