@@ -12,6 +12,7 @@ from harness import run_threads
 from harness.graphs import mixed, shop
 from harness.parts import Cutter
 from torch import Tensor, nn
+from torch_geometric import __version__
 from torch_geometric import nn as pyg
 
 import sar
@@ -81,6 +82,7 @@ def test_models_of_data_are_prepared_and_explained(partitioned: Cutter) -> None:
     assert [rows[f"conv{i}"] for i in (1, 2, 3)] == ["fused", "fused", "extreme"]
 
 
+@pytest.mark.skipif(__version__.startswith("2.6."), reason="its to_hetero fails on this torch")
 def test_several_types_are_explained(partitioned: Cutter) -> None:
     """The relation between nodes of one type is fused in a model that ``to_hetero`` made."""
 
