@@ -9,12 +9,15 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterator
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 import test_pyg_aggregations
 import test_pyg_hetero
+import test_pyg_model_table
 import test_pyg_norms
 import test_pyg_training
 import torch
@@ -47,51 +50,11 @@ def at_destinations(values: Tensor, x: Tensor, edges: Any) -> Tensor:
     return scatter(values, edges[1], 0, len(x))
 
 
-def of_graph(x: Tensor, edges: Any, shared: list) -> Any:
-    """``data.batch`` on ranks; zeros in one process."""
-    return shared[0].batch if shared else torch.zeros(len(x), dtype=torch.int64)
+def gcn() -> nn.Module:
+    return of_pyg.GCNConv(WIDTH, 4)
 
 
-class OfEdges(nn.Module):
-    """The edge model of a MetaLayer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.mlp = nn.Linear(2 * WIDTH + 3, 4)
-
-    def forward(self, src: Tensor, dst: Tensor, attr: Tensor, *_: Any) -> Tensor:
-        return self.mlp(torch.cat([src, dst, attr], 1)).tanh()
-
-
-class OfNodes(nn.Module):
-    """The node model of a MetaLayer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.mlp = nn.Linear(WIDTH + 4, 5)
-
-    def forward(self, x: Tensor, edges: Any, attr: Tensor, *_: Any) -> Tensor:
-        return self.mlp(torch.cat([x, scatter(attr, edges[1], 0, len(x), "mean")], 1))
-
-
-def gcn(width: int = 4) -> nn.Module:
-    return of_pyg.GCNConv(WIDTH, width)
-
-
-def corrected(model: Any, x: Tensor, edges: Any, _: dict) -> Tensor:
-    soft, true = x.detach()[:, :3].softmax(1), (x.detach()[:, 3] > 0).long()
-    mask = x.detach()[:, 4] > 0
-    smoothed = model.smooth(model.correct(soft, true[mask], mask, edges), true[mask], mask, edges)
-    return smoothed + 0 * x[:, :3]
-
-
-EXACT: dict[str, tuple[Make, Call]] = {
-    "GAE": (lambda: of_pyg.GAE(gcn()), lambda m, x, e, c: m.encode(x, e)),
-    "GAE, decode": (
-        lambda: of_pyg.GAE(gcn()),
-        lambda m, x, e, c: at_destinations(m.decode(m.encode(x, e), e), x, e),
-    ),
-    "ARGA": (lambda: of_pyg.ARGA(gcn(), nn.Linear(4, 1)), lambda m, x, e, c: m.encode(x, e)),
+EXACT: dict[str, tuple[Make, Call]] = {  # beside those of models
     "VGAE": (
         lambda: of_pyg.VGAE(of_pyg.Sequential("x, e", [
             (gcn(), "x, e -> z"), (lambda z: (z, 0 * z), "z -> z")
@@ -99,35 +62,7 @@ EXACT: dict[str, tuple[Make, Call]] = {
         lambda m, x, e, c: m.encode(x, e),
     ),
     "ARLinkPredictor": (
-        lambda: of_pyg.ARLinkPredictor(WIDTH, 8),
-        lambda m, x, e, c: at_destinations(m(x, e), x, e),
-    ),
-    "MetaLayer": (
-        lambda: of_pyg.MetaLayer(OfEdges(), OfNodes()), lambda m, x, e, c: m(x, e, c["attr"])[0]
-    ),
-    "RECT_L": (lambda: of_pyg.RECT_L(WIDTH, 5), lambda m, x, e, c: m(x, e)),
-    "PMLP": (lambda: of_pyg.PMLP(WIDTH, 5, 4, 2, norm=False).eval(), lambda m, x, e, c: m(x, e)),
-    "GroupAddRev": (
-        lambda: of_pyg.GroupAddRev(of_pyg.SAGEConv(3, 3), num_groups=2),
-        lambda m, x, e, c: m(x * 1, e) * 1,  # it frees what it gets and gives
-    ),
-    "LabelPropagation": (
-        lambda: of_pyg.LabelPropagation(3, 0.5),
-        lambda m, x, e, c: m(x.detach().softmax(1), e) + 0 * x,
-    ),
-    "CorrectAndSmooth": (
-        lambda: of_pyg.CorrectAndSmooth(2, 0.5, 2, 0.5, autoscale=False), corrected
-    ),
-    "SignedGCN": (lambda: of_pyg.SignedGCN(WIDTH, 8, 2), lambda m, x, e, c: m(x, e, e.flip([0]))),
-    "Sequential": (
-        lambda: of_pyg.Sequential("x, e", [(gcn(), "x, e -> x"), nn.ReLU()]),
-        lambda m, x, e, c: m(x, e),
-    ),
-    "DeepGraphInfomax": (
-        lambda: of_pyg.DeepGraphInfomax(
-            4, gcn(), lambda z, *_: z.sum(1).sigmoid(), lambda x, e: (x.sin(), e)
-        ),
-        lambda m, x, e, c: torch.cat(m(x, e)[:2], 1),
+        lambda: of_pyg.ARLinkPredictor(WIDTH, 8), lambda m, x, e, c: at_destinations(m(x, e), x, e)
     ),
 }  # fmt: skip
 
@@ -147,14 +82,16 @@ def compared() -> set[str]:
         test_pyg_norms.POOLS, test_pyg_training.TRAINED,
     ]  # fmt: skip
     made = [make() for table in tables for make in table.values()]
-    made += [make() for make, _ in [*CONVS.values(), *EXACT.values()]]
+    pairs = [*CONVS.values(), *test_pyg_model_table.EXACT.values(), *EXACT.values()]
+    made += [make() for make, _ in pairs]
     return parts_of([*made, *typed])
 
 
-ELSEWHERE = {  # a method, an old name, what needs data.batch, a norm by types
-    "GlobalAttention", "NeuralFingerprint", "ARGVA", "HeteroBatchNorm", "InnerProductDecoder",
-    "Aggregation",
+ELSEWHERE = {  # an old name, a base, a norm by types, what this version of PyG has no functions for
+    "GlobalAttention", "ARGVA", "HeteroBatchNorm", "Aggregation", "SplineConv",
 }  # fmt: skip
+REASONS = {path: text for table in UNDISTRIBUTED.values() for path, text in table.items()}
+OF_METHODS = {path.partition(".")[0] for path in REASONS if "." in path}
 
 
 def of_kind(kind: str) -> set[str]:
@@ -176,16 +113,10 @@ def test_what_is_exact_is_compared_with_one_process() -> None:
 def test_models_are_exact(name: str, partitioned: Cutter) -> None:
     torch.manual_seed(0)
     make, call = EXACT[name]
-    model, graph = make().double(), mixed()
-    generator = torch.Generator().manual_seed(1)
-    x = torch.randn(57, WIDTH, generator=generator, dtype=torch.float64)
-    count = sum(len(src) for src, _ in graph.edges.values())
-    columns = {"attr": torch.randn(count, 3, generator=generator, dtype=torch.float64)}
-    columns = columns if name == "MetaLayer" else {}
-    want = pyg.whole(graph, model, call, x, columns)
-    cuts = [(2, "random"), (3, "random") if name == "GroupAddRev" else (4, "adversarial")]
-    for parts, cut in cuts:
-        got = pyg.sharded(partitioned(graph, parts, cut), parts, model, call, x, columns)
+    model, x = make().double(), torch.randn(57, WIDTH, dtype=torch.float64)
+    want = pyg.whole(mixed(), model, call, x, {})
+    for parts, cut in ((2, "random"), (4, "adversarial")):
+        got = pyg.sharded(partitioned(mixed(), parts, cut), parts, model, call, x, {})
         pyg.compare(want, got, 1e-9)
 
 
@@ -222,13 +153,19 @@ def test_what_needs_no_graph_works_row_by_row() -> None:
         torch.testing.assert_close(some, whole[::3], msg=name)
 
 
+def refused_call(kind: Any, method: str, data: Any) -> Any:
+    return getattr(kind, method)(nn.Module(), data.x, data.edge_index)
+
+
 def refused() -> Iterator[tuple[str, Callable[[Any], Any]]]:
     """The row's name, and a call with a rank's data."""
     for module, reasons in UNDISTRIBUTED.items():
-        for name in reasons:
-            kind = getattr(__import__(module, fromlist=[name]), name, None)
+        for path in reasons:
+            name, _, method = path.partition(".")
+            kind = getattr(import_module(module), name, None)
             if kind is not None and not name.startswith("CuGraph"):
-                yield name, lambda d, kind=kind: kind.forward(nn.Module(), d.x, d.edge_index)
+                call = partial(refused_call, kind, method or "forward")
+                yield path, call
     for name in ("GCN", "GIN", "Graph", "SAGE", "GAT"):
         layer = f"Dense{name}Conv"
         arguments = [nn.Linear(WIDTH, 4)] if name == "GIN" else [WIDTH, 4]
@@ -253,12 +190,13 @@ def refused() -> Iterator[tuple[str, Callable[[Any], Any]]]:
 
 def test_what_is_refused_says_why(partitioned: Cutter) -> None:
     """On every rank; with the text of the row, where a table of the library's has it."""
-    reasons = {name: text for table in UNDISTRIBUTED.values() for name, text in table.items()}
     cases = dict(refused())
-    assert of_kind("raises") - {name for name in reasons if name.startswith("CuGraph")} == {
-        *cases, "Node2Vec"
-    }  # fmt: skip
-    assert {name: ROWS[name][1] for name in reasons} == reasons
+    names = {path.partition(".")[0] for path in cases} | {"Node2Vec"}
+    cu_graph = {name for name in REASONS if name.startswith("CuGraph")}
+    assert of_kind("raises") | OF_METHODS == names | cu_graph
+    for path, reason in REASONS.items():
+        kind, text = ROWS[path.partition(".")[0]]
+        assert text == reason if kind == "raises" else path.partition(".")[2] in text
 
     def run(group: Any) -> dict[str, str]:
         data = sar.pyg.construct_full_graph(sar.load_partition_data(path))
@@ -271,5 +209,5 @@ def test_what_is_refused_says_why(partitioned: Cutter) -> None:
 
     path = partitioned(mixed(), 2, "random")
     for told in run_threads(2, run):
-        for name, reason in reasons.items():
-            assert name not in told or told[name].endswith(f"cannot be distributed: it {reason}")
+        for path, reason in REASONS.items():
+            assert path not in told or told[path].endswith(f"cannot be distributed: it {reason}")

@@ -54,7 +54,8 @@ def construct_neighborhood(
     Raises:
         ValueError, TypeError: on every rank, for seeds of any rank that repeat or are not its own,
             or another ``num_hops``.
-        And what :func:`construct_full_graph` raises.
+        PartitionError, MissingDependencyError, NotSupportedError, CommError: as
+            :func:`construct_full_graph`.
     """
     check_library()
     registry.front_end("pyg").install()
