@@ -45,8 +45,8 @@ def prepare(
 
     Args:
         model: changed in place. A model that is a batch norm or dropout itself is replaced.
-        graph: a graph, or the list of blocks, that the model will be called with. Other graphs of
-            the same ranks may be, too.
+        graph: a graph, the list of blocks, or data with an ``edge_index``, that the model will be
+            called with. Other graphs of the same ranks may be, too.
         donate, strict: as of :func:`sar.optimize`; where both are ``False``, what it was asked for
             before stays.
 
