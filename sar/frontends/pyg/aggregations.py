@@ -89,6 +89,7 @@ def _run(module: Any, code: Callable, rows: Any, index: EdgeEnd, dim: int) -> Te
         none = call(some, groups.to(scope.device), 2)[1:]
     hidden = tuple(p for p in module.parameters() if p.requires_grad)
     program = Program([rows.read()])
+    scope.relation.group.meter.tell("mailbox")
     (out,) = run_mailbox(
         scope.relation, program.messages(), program.inputs(), [like],
         Messages(reduce, is_udf=True, capturing=TORCH_CAPTURES, hidden=hidden), [],
