@@ -8,7 +8,6 @@ edge_index, columns)`` computes rows; ``columns`` has ``weight`` [E], ``attr`` [
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -25,7 +24,7 @@ def mlp(width: int, out: int) -> nn.Module:
 
 
 def made(kind: str, *args: Any, **options: Any) -> Callable[[], nn.Module]:
-    return partial(getattr(pyg, kind), *args, **options)
+    return lambda: getattr(pyg, kind)(*args, **options)
 
 
 def plain(layer: Any, x: Tensor, edges: Any, columns: Any) -> Tensor:

@@ -110,6 +110,8 @@ def refusals(
 @pytest.mark.parametrize("name", REFUSED)
 def test_layers_that_need_all_nodes_are_refused_by_name(name: str, partitioned: Cutter) -> None:
     make, call, reason = REFUSED[name]
+    if not hasattr(layers, name):
+        pytest.skip(f"this version of PyG has no {name}")
     layer = make()
     for message in refusals(
         partitioned(graphs.mixed(), PARTS), lambda data: call(layer, data.x, data.edge_index, None)

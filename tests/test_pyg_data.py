@@ -295,7 +295,7 @@ def test_edge_index_of_its_own_class(tmp_path: Path) -> None:
     for number, source in enumerate((data, tmp_path / "d.pt")):
         path = sar.partition_graph(source, tmp_path / f"p{number}", 1)
         (got,) = on_ranks(path, 1, held)
-        assert [got[0][f"end {side}"].tolist() for side in (0, 1)] == index.tolist()
+        assert [got[0][f"end {side}"].tolist() for side in (0, 1)] == index.as_tensor().tolist()
 
 
 # -- training ------------------------------------------------------------------------------------
