@@ -12,7 +12,15 @@ from typing import Any
 import pytest
 import torch
 from harness import run_threads
-from harness.graphs import ETYPE_HOMO, NTYPE_HOMO, NUM_CLASSES, NUM_FEATURES, GraphArrays, mixed
+from harness.graphs import (
+    ETYPE_HOMO,
+    NTYPE_HOMO,
+    NUM_CLASSES,
+    NUM_FEATURES,
+    GraphArrays,
+    hetero,
+    mixed,
+)
 from harness.parts import Cutter, joined
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -96,6 +104,67 @@ def test_dropout_does_not_know_of_the_cut(name: str, partitioned: Cutter) -> Non
     for size, method in ((2, "adversarial"), (3, "random"), (4, "random")):
         got = of_ranks(partitioned(mixed(), size, method), size, model, call)
         torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-10)
+
+
+class Typed(nn.Module):
+    """Nodes of several types: functions, norms and attention of each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        kinds = list(hetero().edges)
+        first = {kind: of_pyg.SAGEConv((WIDTH, WIDTH), 8) for kind in kinds}
+        self.kinds = [kind for kind in kinds if kind[0] != "tag"]
+        last = {
+            kind: of_pyg.GATConv((8, 8), 4, dropout=0.3, add_self_loops=False)
+            for kind in self.kinds
+        }
+        self.first, self.last = of_pyg.HeteroConv(first), of_pyg.HeteroConv(last)
+        norms = {name: of_pyg.GraphNorm(8) for name in hetero().num_nodes}
+        self.norms = nn.ModuleDict(norms)
+
+    def forward(self, x: dict, edges: dict) -> dict:
+        x = {name: F.dropout(rows, 0.3, self.training) for name, rows in x.items()}
+        x = {name: self.norms[name](rows).relu() for name, rows in self.first(x, edges).items()}
+        x = {name: F.dropout(rows, training=self.training) for name, rows in x.items()}
+        return self.last(x, {kind: edges[kind] for kind in self.kinds})
+
+
+@pytest.mark.filterwarnings("ignore:There exist node types")
+def test_dropout_of_several_types(partitioned: Cutter) -> None:
+    model = made(Typed)
+
+    def of_types(size: int, method: str) -> dict[str, Tensor]:
+        def case(group: Group, path: str) -> tuple[dict, dict]:
+            data = sar.pyg.construct_full_graph(sar.load_partition_data(path))
+            mine = sar.prepare(copy.deepcopy(model), data)
+            sar.manual_seed(4)
+            rows = {name: rows.double() for name, rows in data.x_dict.items()}
+            out = mine(rows, data.edge_index_dict)
+            return {n: r.detach() for n, r in out.items()}, {n: data[n].orig_id for n in out}
+
+        ranks = run_threads(size, case, partitioned(hetero(), size, method))
+        ids = {name: [own[name].long() for _, own in ranks] for name in ranks[0][0]}
+        return {n: joined([r[n] for r, _ in ranks], i, sum(map(len, i))) for n, i in ids.items()}
+
+    want = of_types(1, "random")
+    for size, method in ((2, "random"), (3, "adversarial")):
+        torch.testing.assert_close(of_types(size, method), want, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("way", ["recompute", "offload"])
+def test_masks_are_the_same_where_activations_are_not_kept(way: str, partitioned: Cutter) -> None:
+    model = made(Own)
+
+    def call(mine: Any, x: Tensor, data: Any) -> Tensor:
+        return mine(x, data.edge_index)
+
+    def without(mine: Any, x: Tensor, data: Any) -> Tensor:
+        sar.set_activations(mine, way)
+        return call(mine, x, data)
+
+    want = of_ranks(partitioned(mixed(), 1), 1, model, call)
+    got = of_ranks(partitioned(mixed(), 2), 2, model, without)
+    torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-10)
 
 
 def whole_inputs() -> tuple[Tensor, Tensor]:
