@@ -263,30 +263,6 @@ def test_versions_of_pyg(
         on_ranks(path, 2, lambda data: None)
 
 
-BAD: dict[str, tuple[Callable[[Any], Any], str]] = {
-    "pairs": (lambda d: d.update({"edge_label_index": d.edge_index}), "edge_label_index: pairs"),
-    "no edges": (lambda d: d.__delattr__("edge_index"), "has no edge_index"),
-    "transposed": (lambda d: d.update({"adj_t": d.__dict__["_store"].pop("edge_index")}), "adj_t"),
-    "long ids": (lambda d: d.update({"num_nodes": 2}), "edges"),
-    "slash": (lambda d: d.update({"a/b": d.x}), "a/b"),
-}
-
-
-@pytest.mark.parametrize("name", BAD)
-def test_bad_data(name: str, tmp_path: Path) -> None:
-    change, words = BAD[name]
-    data = Data(x=torch.rand(4, 2), edge_index=torch.tensor([[0, 1, 2], [1, 2, 3]]))
-    change(data)
-    with pytest.raises(ValueError, match=words):
-        sar.partition_graph(data, tmp_path / "p", 2)
-
-
-def test_a_bool_column_that_is_no_mask_warns(tmp_path: Path) -> None:
-    data = Data(x=torch.rand(2, 2), edge_index=torch.tensor([[0], [1]]), fraud=torch.ones(2) > 0)
-    with pytest.warns(UserWarning, match="'fraud' is bool"):
-        sar.partition_graph(data, tmp_path / "p", 1)
-
-
 def test_edge_index_of_its_own_class(tmp_path: Path) -> None:
     """In memory, and in a file of the command line's."""
     index = torch_geometric.EdgeIndex([[0, 1, 2], [1, 2, 3]], sparse_size=(4, 4), sort_order="row")
@@ -336,6 +312,42 @@ def test_a_folder_of_pygs_partitioner_trains(tmp_path: Path) -> None:
 
     for got in run_threads(3, case):
         assert got == pytest.approx(want, rel=1e-9)
+
+
+def test_edges_of_a_lazy_mask(partitioned: Cutter) -> None:
+    """Edges and their weights, chosen by a column; without a warning."""
+    graph = mixed()
+    columns = graph.edge_data[ETYPE_HOMO]
+    torch.manual_seed(0)
+    model, keep = GCN(6, 4, 2).double(), columns["type"] == 1
+    x, edges = whole_graph(graph)
+    want = model(x.double(), edges[:, keep], columns["weight"].double()[keep])
+
+    def case(data: Any) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            mask = data.type == 1
+            weight = data.weight.double()[mask]
+            got = model(data.x.double(), data.edge_index[:, mask], weight)
+        torch.testing.assert_close(got, want[data.n_id])
+
+    on_ranks(partitioned(graph, 4, "adversarial"), 4, case)
+
+
+def test_columns_that_have_the_names_of_others(partitioned: Cutter) -> None:
+    """A column n_id stays; one that would hide the edges raises."""
+    path = partitioned(mixed(), 2)
+
+    def case(group: Any) -> None:
+        part = sar.load_partition_data(path)
+        part.node_features["_N/n_id"] = part.node_features["_N/orig_id"] + 100
+        data = sar.pyg.construct_full_graph(part)
+        assert torch.equal(data.n_id, data.orig_id + 100)
+        part.node_features["_N/edge_index"] = data.n_id
+        with pytest.raises(ValueError, match="'_N/edge_index'"):
+            sar.pyg.construct_full_graph(part)
+
+    run_threads(2, case)
 
 
 def test_links_of_a_split(partitioned: Cutter) -> None:

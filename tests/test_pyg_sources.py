@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -111,3 +113,31 @@ def test_bad_data_of_pyg(content: dict, message: str, tmp_path: Path) -> None:
 def test_bad_chunks(change: dict, message: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=message):
         read_chunked(chunks(tmp_path, **change), tmp_path / "s")
+
+
+CHANGES: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "pairs": (lambda d: d.update({"edge_label_index": d.edge_index}), "edge_label_index: pairs"),
+    "no edges": (lambda d: d.__delattr__("edge_index"), "has no edge_index"),
+    "transposed": (lambda d: d.update({"adj_t": d.__dict__["_store"].pop("edge_index")}), "adj_t"),
+    "long ids": (lambda d: d.update({"num_nodes": 2}), "edges"),
+    "slash": (lambda d: d.update({"a/b": d.x}), "a/b"),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_bad_data_in_memory(name: str) -> None:
+    change, words = CHANGES[name]
+    data = pytest.importorskip("torch_geometric.data").Data(
+        x=torch.rand(4, 2), edge_index=torch.tensor([[0, 1, 2], [1, 2, 3]])
+    )
+    change(data)
+    with pytest.raises(ValueError, match=words):
+        from_pyg(data, "x")
+
+
+def test_a_bool_column_that_is_no_mask_warns() -> None:
+    data = pytest.importorskip("torch_geometric.data").Data(
+        x=torch.rand(2, 2), edge_index=torch.tensor([[0], [1]]), fraud=torch.ones(2) > 0
+    )
+    with pytest.warns(UserWarning, match="'fraud' is bool"):
+        from_pyg(data, "x")

@@ -60,6 +60,8 @@ class EdgeTensor(EdgeRows):
             blank = func(first.without_rows, *args[1:], **kwargs)
             if blank.device == first.device:
                 return first if blank.dtype == first.dtype else first.to(blank.dtype)
+        if func is Tensor.__getitem__ and first.axis == 0 and _is_mask(args[1]):
+            return eager(args[0])[eager(args[1])]  # rows of some edges are no rows of these edges
         again = record_again(func, args, kwargs, first)
         if again is not NotImplemented:
             return again
@@ -118,6 +120,10 @@ def _of_edges(sizes: tuple, kwargs: dict[str, Any] | None) -> bool:
 
 def _names_device(args: Any, kwargs: dict[str, Any]) -> bool:
     return "device" in kwargs or isinstance((*args, None, None)[1], (str, torch.device))
+
+
+def _is_mask(item: Any) -> bool:
+    return isinstance(item, Tensor) and item.dtype == torch.bool and item.dim() == 1
 
 
 def _first_by_place(args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:

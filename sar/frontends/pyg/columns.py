@@ -22,6 +22,7 @@ def _back(names: dict[str, str]) -> dict[str, str]:
     return {here: there for there, here in names.items()}
 
 
+_TAKEN = ("num_nodes", "edge_index")
 _OF_NODES, _OF_EDGES, _TIMES = map(_back, (NODE_NAMES, EDGE_NAMES, TIME_NAMES))
 _OF_NODES[TYPE_KEY], _OF_EDGES[TYPE_KEY] = "node_type", "edge_type"  # of to_homogeneous, in PyG too
 
@@ -40,9 +41,11 @@ def edge_name(name: str, taken: Iterable[str] | None = None) -> str:
 
 
 def names_of(store: FeatureStore, kind: str) -> Iterator[tuple[str, str]]:
-    """(key, bare name) of each column of a type of nodes or edges."""
+    """(key, bare name) of each column of a type; ``ValueError`` for a name that has a meaning."""
     for key in store:
         owner, _, name = key.rpartition("/")
+        if owner == kind and name in _TAKEN:
+            raise ValueError(f"column {key!r}: PyG's data calls something else {name!r}")
         if owner == kind:
             yield key, name
 

@@ -44,11 +44,13 @@ def construct_full_graph(partition_data: PartitionData, policy: Policy | None = 
         int64 [2, num_edges] of the edges that end in this rank's nodes. PyG's layers take rows by
         it and sum by it, over all ranks; its numbers cannot be read. ``n_id`` int64 [num_nodes] and
         ``e_id`` int64 [num_edges], lazy, are the rows that nodes and edges had in the graph which
-        was cut, as in PyG's mini-batches; the partitioning's own ids where it keeps no others.
+        was cut, as in PyG's mini-batches; the partitioning's own ids where it keeps no others. A
+        column that has this name stays. ``batch`` is the graph of each node, for poolings.
 
     Raises:
         PartitionError: on every rank, when there are not as many parts as ranks, or when a rank
             has another part than its own.
+        ValueError: on every rank, for a column called ``num_nodes`` or ``edge_index``.
         TypeError: on every rank, for another ``partition_data`` or ``policy`` on any of them.
         MissingDependencyError, NotSupportedError: on every rank, where any has no torch_geometric,
             one older than 2.6, or another version than the others.
@@ -129,6 +131,8 @@ def _put_nodes(
     columns, ids = given.node_features, f"{ntype}/{ORIG_ID}"
     for key, name in names_of(columns, ntype):
         store[node_name(name)] = _chosen(columns[key], rows).to(device)
+    if "n_id" in store:
+        return
     if ids not in columns:
         own = torch.arange(*given.book.node_ranges[ntype][given.part_id].tolist())
         store.n_id = _chosen(own, rows).to(device)
@@ -160,7 +164,8 @@ def _put_edges(
     def ids() -> Tensor:
         return _chosen(columns[key].long() if key in columns else torch.arange(first, last), some)
 
-    store.e_id = read_later(graph, ids, torch.int64, (), "e_id")
+    if "e_id" not in store:
+        store.e_id = read_later(graph, ids, torch.int64, (), "e_id")
 
 
 def _chosen(column: Tensor, rows: Tensor | None) -> Tensor:

@@ -86,7 +86,7 @@ class EdgeGraph(GraphView):
     def _between_nodes(self) -> Relation:
         """The relation, which must be between nodes of one type, for self loops."""
         src, _, dst = etype = self.canonical_etypes[0]
-        if src != dst or self.is_block:
+        if src != dst or self._store.dst_rows is not self._store.src_rows:
             raise NotSupportedError(
                 f"self loops of edges from {src!r} to {dst!r}: no node is at both ends; expected "
                 "add_self_loops=False"

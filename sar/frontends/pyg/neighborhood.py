@@ -41,8 +41,8 @@ def construct_neighborhood(
     Args:
         partition_data: what :func:`sar.load_partition_data` gave.
         seed_nodes: bool [num_nodes] of this rank's nodes, or int [n] distinct ids of some of them,
-            as ``n_id`` of :func:`construct_full_graph` has them; may be none. Of several types:
-            (node type, such a tensor), or a dictionary of them by node type.
+            the rows that they had in the graph which was cut; may be none. Of several types: (node
+            type, such a tensor), or a dictionary of them by node type.
         num_hops: int of 1 or more, the number of layers.
         policy: how halos stream; ``None`` follows :class:`sar.Config` at each call.
 
@@ -131,7 +131,7 @@ def _rows(given: PartitionData, ntype: str, seeds: Tensor) -> Tensor:
     if strange.any():
         raise ValueError(
             f"seed_nodes: node {int(seeds[strange][0])} of type {ntype!r} is not this rank's; "
-            "expected some of its n_id"
+            "expected rows that its nodes had in the graph that was cut"
         )
     if len(seeds.unique()) != len(seeds):
         raise ValueError("seed_nodes: a node comes several times, expected distinct ones")
