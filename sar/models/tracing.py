@@ -79,7 +79,7 @@ class _Marks:
         self._before: list[tuple[str, str] | None] = []
 
     def enter(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if any(isinstance(value, GraphArgument) for value in (*args, *kwargs.values())):
+        if any(map(_says_graph, (*args, *kwargs.values()))):
             self.calls[self.name] += 1
             self._before.append(self.meter.switch(self.name, "forward"))
             if self.watch is not None:
@@ -106,6 +106,11 @@ class _Marks:
         before = self.meter.switch(self.name, "backward")
         if before[1] != "backward":  # the first layer that this backward meets
             after_backward(lambda: self.meter.switch(*before))
+
+
+def _says_graph(value: Any) -> bool:
+    among = value.values() if isinstance(value, dict) else (value,)
+    return any(isinstance(one, GraphArgument) for one in among)
 
 
 def _tensors(output: Any) -> list[Tensor]:

@@ -171,7 +171,9 @@ def _reads_of_types(
     rows = x[0] if isinstance(x, tuple) else x
     op = OPS.get(layer.aggr) if isinstance(layer.aggr, str) else None
     is_own = type(layer).message is not import_module(_RGCN).RGCNConv.message
-    if is_own or op is None or not isinstance(rows, Tensor) or layer.flow != "source_to_target":
+    if not isinstance(rows, Tensor) or not isinstance(edge_type, Tensor):
+        return
+    if is_own or op is None or layer.flow != "source_to_target":
         return
     for i in range(layer.num_relations):
         index: Any = edge_index[:, edge_type == i]

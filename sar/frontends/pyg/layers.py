@@ -40,7 +40,8 @@ class PygLayers(Layers):
         return type(module).__module__.startswith(_CONVS)
 
     def takes_graph(self, module: nn.Module) -> bool:
-        return edges_place(type(module).forward) is not None
+        is_of_layers = type(module).__module__ == f"{_CONVS}.hetero_conv"  # called with any names
+        return is_of_layers or edges_place(type(module).forward) is not None
 
     def converted(self, module: nn.Module) -> nn.Module:
         if "torch_geometric" not in sys.modules:
