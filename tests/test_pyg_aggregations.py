@@ -112,7 +112,15 @@ def test_aggregations(name: str, partitioned: Cutter) -> None:
         pyg.compare(expected, got, 1e-9)
 
 
+class Dense(A.Aggregation):
+    """One of a user's own."""
+
+    def forward(self, x: Tensor, index: Any, ptr: Any, dim_size: int, dim: int) -> Tensor:
+        return self.to_dense_batch(x, index, ptr, dim_size, dim)[0].logsumexp(1)
+
+
 REFUSED = [
+    (Dense, {}, "Dense: wants all rows"),
     (lambda: A.EquilibriumAggregation(WIDTH, 5, [8]), {}, "EquilibriumAggregation: takes grad"),
     (lambda: A.MLPAggregation(WIDTH, 5, 7, num_layers=2, hidden_channels=8), {},
      "MLPAggregation: got BatchNorm1d in it"),

@@ -139,6 +139,14 @@ def _refuse_ptr(module: Any, ptr: Any) -> None:
         )
 
 
+def refuse_dense(module: Any, index: EdgeEnd) -> None:
+    """Raise for a class of the user's that wants a dense batch of the rows of all edges."""
+    raise NotSupportedError(
+        f"{type(module).__name__}: wants all rows of edges in a dense batch; expected sums, means, "
+        f"extremes and softmax (scatter), or a class of PyG: {', '.join(_ON_MAILBOXES)}"
+    )
+
+
 def _refused(module: Any, *_: Any, **__: Any) -> Tensor:
     raise NotSupportedError(
         f"{type(module).__name__}: takes gradients of gradients over all nodes at once; expected "

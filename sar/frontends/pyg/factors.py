@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from sar.tracing.nodes import Call, Leaf, Node, arguments_of
+from sar.tracing.nodes import DETACHES, Call, Leaf, Node, arguments_of
 
 
 def scaled_rows(node: Node) -> tuple[Tensor, Tensor | None, Tensor | None] | None:
@@ -50,6 +50,8 @@ def _is_product(node: Node, leaves: list[Leaf], moves: list[tuple]) -> bool:
         return True
     if not isinstance(node, Call) or not node.inputs:
         return False
+    if node.function in DETACHES and not node.inputs[0].asks:  # recorded without gradients
+        return _is_product(node.inputs[0], leaves, moves)
     if node.name == "movedim" and len(node.args) == 3 and not node.kwargs:
         moves.append(node.args[1:])
         return _is_product(node.inputs[0], leaves, moves)

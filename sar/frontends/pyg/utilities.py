@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sar.edges import as_stored
 from sar.errors import NotSupportedError
-from sar.frontends.pyg.aggregations import AGGREGATIONS
+from sar.frontends.pyg.aggregations import AGGREGATIONS, refuse_dense
 from sar.frontends.pyg.functions import _masked, take
 from sar.frontends.pyg.index import EdgeEnd, EdgeMask, ShardedEdgeIndex
 from sar.frontends.pyg.looks import is_flat
@@ -198,6 +198,7 @@ REPLACED: dict[tuple[str, str], tuple[int, str, Callable]] = {
     ("torch_geometric.utils._trim_to_layer", "trim_to_layer"): (4, "edge_index", trim_to_layer),
     ("torch_geometric.utils._degree", "degree"): (0, "index", degree),
     ("torch_geometric.nn.conv.gcn_conv", "gcn_norm"): (0, "edge_index", gcn_norm),
+    ("torch_geometric.nn.aggr", "Aggregation.assert_sorted_index"): (1, "index", refuse_dense),
     **{
         ("torch_geometric.nn.aggr", f"{name}.forward"): (2, "index", function)
         for name, function in AGGREGATIONS.items()
