@@ -230,3 +230,20 @@ def test_narrower_rows_travel(partitioned: Cutter) -> None:
             assert sent[1] * own == sent[3] * width > 0
 
     on_ranks(partitioned, 2, case)
+
+
+@pytest.mark.parametrize(
+    "kind", ["SAGEConv", "GCNConv", "GATConv", "GATv2Conv", "SGConv", "TAGConv"]
+)
+def test_evaluation_before_training_leaves_nothing_behind(kind: str, partitioned: Cutter) -> None:
+    """What is made of a graph at first is fit for later backward passes."""
+
+    def case(data: Any, _: Any) -> None:
+        layer = getattr(pyg, kind)(WIDTH, 4).double()
+        with torch.inference_mode():
+            expected = layer(data.x, data.edge_index).clone()
+        found = layer(data.x.clone().requires_grad_(), data.edge_index)
+        found.sum().backward()
+        torch.testing.assert_close(found.detach(), expected)
+
+    on_ranks(partitioned, 2, case)

@@ -76,6 +76,7 @@ FUSED: dict[str, Callable[[], nn.Module]] = {
     "gin, means": lambda: pyg.GINConv(mlp(5), aggr="mean"),
     "gat": lambda: pyg.GATConv(WIDTH, 5, heads=2),
     "gat, mean of heads": lambda: pyg.GATConv(WIDTH, 5, heads=3, concat=False, residual=True),
+    "gat, no features": lambda: pyg.GATConv(WIDTH, 2, heads=2, edge_dim=3),
     "gat, edges as they are": lambda: pyg.GATConv(WIDTH, 2, add_self_loops=False, bias=False),
     "gatv2": lambda: pyg.GATv2Conv(WIDTH, 5, heads=2, residual=True),
     "gatv2, shared": lambda: pyg.GATv2Conv(WIDTH, 5, heads=2, share_weights=True, concat=False),

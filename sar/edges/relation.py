@@ -191,13 +191,15 @@ class Deriving:
     known: dict[Hashable, Any]
 
     def derived(self, key: Hashable, make: Callable[[], T]) -> T:
-        """What ``make`` gave for ``key`` the first time; on another device it is made anew.
+        """What ``make`` gave for ``key`` the first time, in inference mode, too, for later calls
+        outside of it; on another device it is made anew.
 
         Collective where ``make`` is. What it gives must not refer to the relation: neither would be
         freed.
         """
         if key not in self.known:
-            self.known[key] = make()
+            with torch.inference_mode(False), torch.set_grad_enabled(torch.is_grad_enabled()):
+                self.known[key] = make()
         return self.known[key]
 
 
