@@ -59,6 +59,52 @@ class Stack(nn.Module):
         return self.second(torch.tanh(self.first(x, edge_index)), edge_index)
 
 
+class Dense(nn.Module):
+    """Linear layers by type, of dictionaries and of rows of all types, around messages."""
+
+    def __init__(self, metadata: tuple) -> None:
+        super().__init__()
+        self.into = pyg.HeteroDictLinear(WIDTH, 5, types=metadata[0])
+        self.conv = pyg.HeteroConv({e: pyg.SAGEConv(5, 5, aggr="min") for e in metadata[1]})
+        self.out = pyg.HeteroLinear(5, 4, len(metadata[0]))
+
+    def forward(self, x_dict: dict, edge_index_dict: dict) -> dict:
+        x = self.into(x_dict)
+        x |= self.conv(x, edge_index_dict)
+        sizes = torch.tensor([len(rows) for rows in x.values()])
+        out = self.out(torch.cat([*x.values()]), torch.arange(len(x)).repeat_interleave(sizes))
+        return dict(zip(x, out.split(sizes.tolist())))
+
+
+class Sizes(nn.Module):
+    """Layers between two types that are told how many rows there are; some get no destinations."""
+
+    def __init__(self, metadata: tuple) -> None:
+        super().__init__()
+        makes = (
+            lambda: pyg.SAGEConv(BOTH, 4), lambda: pyg.GATv2Conv(BOTH, 4, add_self_loops=False),
+            lambda: pyg.GATConv(BOTH, 4, add_self_loops=False), lambda: pyg.GraphConv(BOTH, 4),
+            lambda: pyg.TransformerConv(BOTH, 4),
+        )  # fmt: skip
+        self.layers = nn.ModuleList(makes[i % 5]() for i in range(len(metadata[1])))
+        self.etypes = metadata[1]
+
+    def forward(self, x_dict: dict, edge_index_dict: dict) -> dict:
+        found: dict = {}
+        for layer, etype in zip(self.layers, self.etypes):
+            src, dst, edges = x_dict[etype[0]], x_dict[etype[2]], edge_index_dict[etype]
+            sizes = {"size": (len(src), len(dst))}
+            is_told = isinstance(layer, (pyg.SAGEConv, pyg.GATConv, pyg.GraphConv))
+            out = layer((src, dst), edges, **(sizes if is_told else {}))
+            if isinstance(layer, (pyg.SAGEConv, pyg.GATConv)):
+                out = out + layer((src, None), edges, **sizes)
+            found[etype[2]] = found.get(etype[2], 0) + out
+        return found
+
+
+BOTH, HEADS = (WIDTH, WIDTH), {"heads": 2, "add_self_loops": False}
+
+
 def _each(make: Callable[[], nn.Module], **options: Any) -> Callable[[tuple], nn.Module]:
     return lambda metadata: pyg.HeteroConv({e: make() for e in metadata[1]}, **options)
 
@@ -67,10 +113,17 @@ def _turned(make: Callable[..., nn.Module]) -> Callable[[tuple], nn.Module]:
     return lambda metadata: pyg.to_hetero(Stack(make), metadata)
 
 
-def _shared(make: Callable[..., nn.Module]) -> Callable[[tuple], nn.Module]:
+def _shared(make: Callable[..., nn.Module], turned: bool = False) -> Callable[[tuple], nn.Module]:
     return lambda metadata: pyg.to_hetero_with_bases(
-        Stack(make), metadata, num_bases=2, in_channels={"x": WIDTH}
-    )
+        Stack(make), _turned_types(metadata) if turned else metadata, num_bases=2,
+        in_channels={"x": WIDTH},
+    )  # fmt: skip
+
+
+def _turned_types(metadata: tuple) -> tuple:
+    """With types last that have no incoming relation: more rows of sources than of destinations."""
+    aims = {etype[2] for etype in metadata[1]}
+    return sorted(metadata[0], key=lambda ntype: ntype not in aims), metadata[1]
 
 
 def plain(model: Any, x: dict, edges: dict, weights: dict) -> dict:
@@ -90,7 +143,6 @@ def _case(name: str, make: Callable, call: Callable = plain, *, to_all: bool = F
     return pytest.param(make, call, to_all, id=name)
 
 
-BOTH, HEADS = (WIDTH, WIDTH), {"heads": 2, "add_self_loops": False}
 MODELS = [
     _case("sage", _each(lambda: pyg.SAGEConv(BOTH, 4))),
     _case("sage-max", _each(lambda: pyg.SAGEConv(BOTH, 4, aggr="max"), aggr="mean")),
@@ -104,6 +156,10 @@ MODELS = [
     _case("to-hetero-own", _turned(Message), to_all=True),
     _case("bases-sage", _shared(pyg.SAGEConv)),
     _case("bases-own", _shared(Message)),
+    _case("bases-gcn", _shared(lambda i, o: pyg.GCNConv(i, o, add_self_loops=False), turned=True)),
+    _case("dense", lambda metadata: Dense(metadata)),
+    _case("sizes", lambda metadata: Sizes(metadata)),
+    _case("hgt-turned", lambda metadata: pyg.HGTConv(WIDTH, WIDTH, _turned_types(metadata))),
     _case("hgt", lambda metadata: pyg.HGTConv(WIDTH, WIDTH, metadata, heads=2)),
     _case("hgt-lazy", lambda metadata: pyg.HGTConv(-1, 8, metadata, heads=4)),
     _case("han", lambda metadata: pyg.HANConv(WIDTH, 8, metadata, heads=2)),

@@ -61,7 +61,7 @@ def with_attributes(layer: Any, x: Tensor, edge_index: Tensor, columns: dict) ->
 
 WITHIN = {"attention_mechanism": "within-relation"}
 LAYERS = {
-    "rgcn": (lambda: pyg.RGCNConv(WIDTH, 5, 4), by_type),  # no edge is of the last type
+    "rgcn": (lambda: pyg.RGCNConv(WIDTH, 5, 11), by_type),  # no edge is of the last types
     "rgcn-sum": (lambda: pyg.RGCNConv(WIDTH, 5, 3, aggr="sum", is_sorted=True), by_type),
     "rgcn-max": (lambda: pyg.RGCNConv(WIDTH, 5, 3, aggr="max"), by_type),
     "rgcn-bases": (lambda: pyg.RGCNConv(WIDTH, 5, 3, num_bases=2), by_type),
@@ -193,6 +193,26 @@ def test_modules_share_a_stream(cut: Cutter, aggr: str) -> None:
     path = cut(shop(), 3)
     found = on_ranks(path, 3, case, PULL)
     assert sum(found) == rows_needed(path, 3, SHOP[1]) * WIDTH * 4
+
+
+def test_modules_that_share_are_recomputed(cut: Cutter) -> None:
+    torch.manual_seed(0)
+    inner = pyg.HeteroConv({e: pyg.SAGEConv((WIDTH, WIDTH), WIDTH) for e in SHOP[1]})
+    layers = torch.nn.ModuleList([inner, pyg.HANConv(WIDTH, 4, SHOP)]).double()
+
+    def case(data: Any, group: Any) -> None:
+        found = []
+        for activations in ("keep", "recompute"):
+            model = deepcopy(layers)
+            sar.set_activations(model, activations)
+            x = {t: rows.double().requires_grad_() for t, rows in data.x_dict.items()}
+            out = model[1](model[0](x, data.edge_index_dict), data.edge_index_dict)
+            sum(rows.square().sum() for rows in out.values()).backward()
+            given = [*x.values(), *model.parameters()]
+            found.append([one.grad for one in given if one.grad is not None])
+        torch.testing.assert_close(*found, rtol=0, atol=0)
+
+    on_ranks(cut(shop(), 3), 3, case)
 
 
 # -- relations behind each other -----------------------------------------------------------------
