@@ -18,7 +18,7 @@ from sar.errors import NotSupportedError
 from sar.frontends.pyg.functions import take as take_rows
 from sar.frontends.pyg.index import EdgeEnd, Symbol
 from sar.frontends.pyg.looks import LOOKS, named
-from sar.ops.readout import extreme_over_ranks, sum_over_ranks
+from sar.ops.readout import sum_over_ranks
 from sar.tracing.lazy import EdgeTensor
 from sar.tracing.nodes import NumEdges
 
@@ -133,7 +133,8 @@ def reduce_rows(
         groups, rows, total, op == "max"
     )  # fmt: skip
     if op == "mean":
-        found = _divided(found, _padded(groups.counts, total).clamp(min=1))
+        counts = _padded(groups.counts, total).clamp(min=1)
+        found = found / counts.to(rows.dtype).view(-1, *[1] * (rows.dim() - 1))
     return found.movedim(0, dim)
 
 
@@ -148,11 +149,13 @@ def _extremes(groups: NodeGroups, rows: Tensor, total: int, largest: bool) -> Te
     """The gradient goes through a sum, whose value is 0, of what rows with the extreme differ by
     from themselves: so all of them share it, on whatever rank."""
     with torch.no_grad():
-        bound = -torch.inf if largest else torch.inf
+        limits = torch.finfo if rows.is_floating_point() else torch.iinfo
+        bound = limits(rows.dtype).min if largest else limits(rows.dtype).max
         ids = groups.ids.view(-1, *[1] * (rows.dim() - 1)).expand(rows.shape)
         own = rows.new_full((total, *rows.shape[1:]), bound)
-        own.scatter_reduce_(0, ids, rows, "amax" if largest else "amin")
-        found = extreme_over_ranks(own.unsqueeze(0), groups.group, largest=largest)
+        own.scatter_reduce_(0, ids, rows, "amax" if largest else "amin", include_self=False)
+        wide = own.double() if rows.is_floating_point() else own.long()
+        found = groups.group.all_reduce(wide, "max" if largest else "min").to(rows.dtype)
         empty = (_padded(groups.counts, total) == 0).view(-1, *[1] * (rows.dim() - 1))
         found = found.masked_fill(empty, 0)
     if not _asks(groups.group, rows):
@@ -166,13 +169,6 @@ def _extremes(groups: NodeGroups, rows: Tensor, total: int, largest: bool) -> Te
 def _asks(group: Group, rows: Tensor) -> bool:
     """Whether rows ask for a gradient, which depends on no rank's data."""
     return torch.is_grad_enabled() and rows.requires_grad
-
-
-def _divided(found: Tensor, counts: Tensor) -> Tensor:
-    divisor = counts.view(-1, *[1] * (found.dim() - 1))
-    if found.is_floating_point():
-        return found / divisor.to(found.dtype)
-    return found.div(divisor, rounding_mode="floor")
 
 
 def _padded(counts: Tensor, total: int) -> Tensor:
@@ -312,7 +308,12 @@ def refused(name: str, reason: str) -> Callable:
     return refuse
 
 
-_DENSE = "it lays out the nodes of a graph beside each other, which are on several ranks"
+_DENSE = "it takes all nodes of a graph at once, which are on several ranks"
+_ALL_AT_ONCE = (
+    "EquilibriumAggregation", "GRUAggregation", "GraphMultisetTransformer", "LCMAggregation",
+    "LSTMAggregation", "MedianAggregation", "MulAggregation", "PatchTransformerAggregation",
+    "QuantileAggregation", "SetTransformerAggregation", "SortAggregation",
+)  # fmt: skip
 _CHOICE = "it compares the nodes of all ranks and makes a graph of some of them"
 
 # By module and name: which argument is one of ours, and what stands in then.
@@ -322,5 +323,10 @@ REPLACED: dict[tuple[str, str], tuple[int, str, Callable]] = {
     ("torch_geometric.utils._to_dense_batch", "to_dense_batch"): (
         1, "batch", refused("to_dense_batch", _DENSE),
     ),
+    ("torch_geometric.utils._unbatch", "unbatch"): (1, "batch", refused("unbatch", _DENSE)),
     ("torch_geometric.nn.pool.select.topk", "topk"): (2, "batch", refused("topk", _CHOICE)),
+    **{
+        ("torch_geometric.nn.aggr", f"{name}.forward"): (2, "index", refused(name, _DENSE))
+        for name in _ALL_AT_ONCE
+    },
 }  # fmt: skip
