@@ -327,7 +327,7 @@ def test_edges_of_a_lazy_mask(partitioned: Cutter) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             mask = data.type == 1
-            weight = data.weight.double()[mask]
+            weight = data.weight[mask].double()
             got = model(data.x.double(), data.edge_index[:, mask], weight)
         torch.testing.assert_close(got, want[data.n_id])
 

@@ -38,17 +38,27 @@ class GraphArgument:
         raise NotImplementedError
 
 
+READERS: list[Callable[[Any], Any]] = []
+"""Of front ends: what gives the graph arguments, one or a nest of them, that an object of their
+library holds, and all else as it is."""
+
+
 def graph_of(given: Any) -> Any:
-    """The graph that an argument says, itself or by its ``edge_index``; anything else as it is."""
-    said = given if isinstance(given, GraphArgument) else getattr(given, "edge_index", None)
+    """The graph that an argument says, itself or by what it holds; anything else as it is."""
+    said = _read(given)
     return said.sharded_graph if isinstance(said, GraphArgument) else given
 
 
 def graphs_among(nest: Any) -> list[GraphView]:
     """The graphs that arguments of a call name, also inside of tuples, lists and dicts."""
-    leaves = [getattr(leaf, "edge_index_dict", leaf) for leaf in tree_leaves(nest)]
-    found = [graph_of(leaf) for leaf in tree_leaves(leaves)]
-    return [one for one in found if isinstance(one, GraphView)]
+    leaves = tree_leaves([_read(leaf) for leaf in tree_leaves(nest)])
+    return [leaf.sharded_graph for leaf in leaves if isinstance(leaf, GraphArgument)]
+
+
+def _read(given: Any) -> Any:
+    for read in READERS:
+        given = read(given)
+    return given
 
 
 class GraphView(GraphArgument):

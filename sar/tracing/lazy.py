@@ -60,8 +60,9 @@ class EdgeTensor(EdgeRows):
             blank = func(first.without_rows, *args[1:], **kwargs)
             if blank.device == first.device:
                 return first if blank.dtype == first.dtype else first.to(blank.dtype)
-        if func is Tensor.__getitem__ and first.axis == 0 and _is_mask(args[1]):
-            return eager(args[0])[eager(args[1])]  # rows of some edges are no rows of these edges
+        if func is Tensor.__getitem__ and _is_mask(args[1]):
+            if isinstance(args[0], EdgeTensor) and args[0].is_stored and args[0].axis == 0:
+                return eager(args[0])[eager(args[1])]
         again = record_again(func, args, kwargs, first)
         if again is not NotImplemented:
             return again

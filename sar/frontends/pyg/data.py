@@ -18,11 +18,21 @@ from sar.frontends.pyg.groups import NodeGroups
 from sar.frontends.pyg.index import ShardedEdgeIndex
 from sar.graph.build import structure_of
 from sar.graph.store import Structure
+from sar.graph.view import READERS
 from sar.partition.arrays import ETYPE_HOMO, NTYPE_HOMO, ORIG_EID, ORIG_ID
 from sar.partition.book import EType
 from sar.partition.load import PartitionData
 
 _OLDEST = (2, 6)
+
+
+def _edges_of(given: Any) -> Any:
+    """The edge index of data, or those of all relations; anything else as it is."""
+    said = getattr(given, "edge_index_dict", None) or getattr(given, "edge_index", None)
+    return said if isinstance(said, (dict, ShardedEdgeIndex)) else given
+
+
+READERS.append(_edges_of)
 
 
 def construct_full_graph(partition_data: PartitionData, policy: Policy | None = None) -> Any:

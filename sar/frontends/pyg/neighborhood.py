@@ -12,6 +12,7 @@ from sar import expect, registry
 from sar.comm import current_group
 from sar.config import Policy
 from sar.frontends.pyg.data import check_library, data_of, graphs_of, is_unnamed
+from sar.frontends.pyg.graph import EdgeGraph
 from sar.graph.build import agree_data
 from sar.graph.layer_blocks import blocks_of_rows
 from sar.graph.store import Structure
@@ -68,20 +69,27 @@ def construct_neighborhood(
     graphs = [graphs_of(block, policy) for block in blocks]
     places = [_positions(block, partition_data) for block in blocks]
     data = data_of(blocks[0], graphs[0], partition_data, places[0])
-    book = partition_data.book
-    is_one = is_unnamed(book.ntypes, book.canonical_etypes)
     for ntype, seeds in rows.items():
-        store = data if is_one else data[ntype]
+        store = _store(data, ntype, partition_data)
         store.batch_size = len(seeds)
         sizes = [len(block.src_rows[ntype]) for block in blocks[::-1]]
         store.num_sampled_nodes = [len(seeds), *_differences([len(seeds), *sizes])]
-    for etype in book.canonical_etypes:
-        store = data if is_one else data[etype]
+    for etype in partition_data.book.canonical_etypes:
         layers = [(graph[etype], known[etype]) for graph, known in zip(graphs, places, strict=True)]
-        for (outer, known), (inner, some) in [*pairwise(layers)][::-1]:
-            outer.trim_with(inner, torch.searchsorted(known, some).to(outer.device))
-        store.num_sampled_edges = _differences([0, *(len(known) for _, known in layers[::-1])])
+        _trim(layers)
+        sizes = [0, *(len(known) for _, known in layers[::-1])]
+        _store(data, etype, partition_data).num_sampled_edges = _differences(sizes)
     return data
+
+
+def _store(data: Any, kind: str | EType, given: PartitionData) -> Any:
+    return data if is_unnamed(given.book.ntypes, given.book.canonical_etypes) else data[kind]
+
+
+def _trim(layers: list[tuple[EdgeGraph, Tensor]]) -> None:
+    """Let each layer's graph know the next one's, and which of its edges are left there."""
+    for (outer, known), (inner, some) in [*pairwise(layers)][::-1]:
+        outer.trim_with(inner, torch.searchsorted(known, some).to(outer.device))
 
 
 def _differences(counts: list[int]) -> list[int]:
