@@ -244,6 +244,15 @@ def test_loops_between_two_types_are_refused(partitioned: Cutter) -> None:
     run_threads(PARTS, run)
 
 
+@pytest.mark.parametrize("kind", ["GCNConv", "EGConv"])
+def test_edges_cached_of_another_graph_are_refused(kind: str, partitioned: Cutter) -> None:
+    layer = made(kind, WIDTH, 8, cached=True)().double()
+    layer(torch.ones(57, WIDTH).double(), torch.stack(graphs.mixed().edges[ETYPE_HOMO]))
+    path = partitioned(graphs.mixed(), PARTS)
+    for message in refusals(path, lambda data: layer(data.x, data.edge_index)):
+        assert message.startswith(f"{kind}: got an edge index, but has cached that of a graph")
+
+
 def test_errors_name_the_layer(partitioned: Cutter) -> None:
     class Hashed(layers.MessagePassing):
         def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sar.errors import NotSupportedError
 from sar.frontends.pyg.adapters import ADAPTERS
-from sar.frontends.pyg.index import ShardedEdgeIndex
+from sar.frontends.pyg.index import EdgeEnd, ShardedEdgeIndex
 from sar.models.calling import read_call
 from sar.models.choice import Adapter
 from sar.models.known import Layers
@@ -89,6 +90,12 @@ def agree_on_rows(layer: Any, edges: Any, x: Any) -> None:
     """
     if not isinstance(edges, ShardedEdgeIndex):
         return
+    cached = getattr(layer, "_cached_edge_index", None)
+    if cached is not None and not isinstance(cached[0], (ShardedEdgeIndex, EdgeEnd)):
+        raise NotSupportedError(
+            "got an edge index, but has cached that of a graph which is not cut; expected "
+            "cached=False, or a layer made anew with the same parameters"
+        ).of_layer(type(layer).__name__)
     looked, dim = None, getattr(layer, "node_dim", 0)
     if isinstance(x, Tensor):
         if x.dim() != 2 and not hasattr(layer, "node_dim"):
