@@ -101,7 +101,7 @@ def test_dropout_does_not_know_of_the_cut(name: str, partitioned: Cutter) -> Non
 
     want = of_ranks(partitioned(mixed(), 1), 1, model, call)
     assert (want[0] != made(DROPPED[name]).eval()(*whole_inputs())).any(), "nothing was dropped"
-    for size, method in ((2, "adversarial"), (3, "random"), (4, "random")):
+    for size, method in ((2, "adversarial"), (4, "random")):
         got = of_ranks(partitioned(mixed(), size, method), size, model, call)
         torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-10)
 
@@ -332,9 +332,8 @@ TRAINED: dict[str, Model] = {
     "GATv2": stack(of_pyg.GAT, heads=4, v2=True, norm="pair_norm"),
     "GraphSAGE": stack(of_pyg.GraphSAGE, jk="last", norm="instance_norm", act_first=True),
     "GraphSAGE, max": stack(of_pyg.GraphSAGE, aggr="max", act="tanh"),
-    "PNA": stack(of_pyg.PNA, deg=DEGREES, **PNA),
+    "PNA": lambda: of_pyg.PNA(WIDTH, HIDDEN, 2, NUM_CLASSES, deg=DEGREES, **PNA),
     "GIN": stack(of_pyg.GIN, train_eps=True, jk="cat"),
-    "EdgeCNN": stack(of_pyg.EdgeCNN, norm="batch_norm", act="tanh"),
 }
 
 
