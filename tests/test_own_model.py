@@ -152,7 +152,7 @@ def test_told_before_a_rank_starts(
 @pytest.mark.parametrize(
     ("name", "args", "text"),
     [
-        ("mynet:Net", {}, r"takes \(in_feats, out_feats, width, relu=True\), got in_feats=6, out_"),
+        ("mynet:Net", {}, r"takes \(in_feats, out_feats, width, relu\), got in_feats=6, out_"),
         ("mynet:Net", {"widht": 3, "width": 1}, "unexpected keyword argument 'widht'; give its"),
         ("mynet:Other", {}, "is the class Other, expected a subclass of torch.nn.Module"),
         ("mynet:no_module", {}, "gave a int, expected a torch.nn.Module"),

@@ -173,19 +173,12 @@ def build_own(text: str, args: Mapping[str, Any], offered: Mapping[str, Any]) ->
         shown = ", ".join(f"{name}={_short(value)}" for name, value in given.items()) or "nothing"
         near = "".join(closest(name, named) for name in args if name not in named)
         raise ValueError(
-            f"model: {text} takes {_bare(signature)}, got {shown}: {error}; give its "
-            f"arguments by --model-args KEY=VALUE{near}"
+            f"model: {text} takes ({', '.join(signature.parameters)}), got {shown}: {error}; give "
+            f"its arguments by --model-args KEY=VALUE{near}"
         ) from error
     if not isinstance(model, nn.Module):
         raise ValueError(f"model: {text} gave a {type(model).__name__}, expected a torch.nn.Module")
     return model
-
-
-def _bare(signature: inspect.Signature) -> inspect.Signature:
-    """Names and defaults alone."""
-    none = inspect.Parameter.empty
-    names = [one.replace(annotation=none) for one in signature.parameters.values()]
-    return signature.replace(parameters=names, return_annotation=none)
 
 
 _NOT_TAKEN = "unexpected keyword", "missing a required"  # also of a part that is handed arguments

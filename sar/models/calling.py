@@ -69,7 +69,9 @@ class Call:
         try:
             return model(*args, **named)
         except KeyError as error:
-            if error.args[0] in features or error.args[0] not in getattr(given, "ntypes", ()):
+            known = features if isinstance(features, dict) else getattr(given, "ntypes", ())
+            lacking = [ntype for ntype in getattr(given, "ntypes", ()) if ntype not in known]
+            if error.args[:1] not in [(ntype,) for ntype in lacking]:
                 raise
             raise ValueError(
                 f"model: asked for rows of node type {error.args[0]!r}, which has no features; "

@@ -318,16 +318,13 @@ def _peak_bytes(work: Work, path: str) -> float:
     return before + peak
 
 
-def _is_lazy(kind: type) -> bool:
-    return issubclass(kind, EdgeRows) or getattr(kind, "is_structure", False)
-
-
 def _live_bytes() -> int:
     """Bytes of all tensors' memory; memory that several share counts once."""
     storages = {}
     for thing in gc.get_objects():
         kind = type(thing)  # asked of the type: a lazy edge tensor would be computed
-        if issubclass(kind, Tensor) and not _is_lazy(kind) and is_host(thing.device):
+        lazy = issubclass(kind, EdgeRows) or hasattr(kind, "is_structure")
+        if issubclass(kind, Tensor) and not lazy and is_host(thing.device):
             storage = thing.untyped_storage()
             storages[storage.data_ptr()] = storage.nbytes()
     return sum(storages.values())
