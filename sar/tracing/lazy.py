@@ -138,8 +138,9 @@ def _first_by_place(args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, A
 def _cast(func: Callable, x: EdgeTensor, *args: Any, **kwargs: Any) -> tuple[Callable, Any, Any]:
     """The same call as one to a dtype alone, where rows of edges stay on their device."""
     given = [one.without_rows if isinstance(one, EdgeTensor) else one for one in args]
-    like = func(x.without_rows, *given, **kwargs)
-    if like.device != x.scope.device:
+    none = x.without_rows
+    like = func(none, *given, **kwargs)
+    if like.device != none.device:
         return func, (x, *args), kwargs
     return Tensor.to, (x, like.dtype), {}
 
