@@ -7,7 +7,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch_geometric import EdgeIndex
 from torch_geometric import nn as layers
 
 from benchmarks.graphs import read_graph
@@ -42,8 +41,7 @@ class Pyg(Task):
     """The whole graph in one process, PyG alone.
 
     Args:
-        edges: ``"edge_index"``, ``"sorted"`` (its class ``EdgeIndex``, by destination) or ``"csr"``
-            (torch's sparse matrix).
+        edges: ``"edge_index"`` or ``"csr"`` (torch's sparse matrix).
     """
 
     def __init__(self, file: str, kind: str, edges: str) -> None:
@@ -62,13 +60,8 @@ def _edges(kind: str, src: Tensor, dst: Tensor, num_nodes: int) -> Tensor:
     if kind == "edge_index":
         return torch.stack([src, dst])
     order = torch.argsort(dst, stable=True)
-    src, dst = src[order], dst[order]
-    if kind == "csr":
-        ends = torch.bincount(dst, minlength=num_nodes).cumsum(0)
-        return torch.sparse_csr_tensor(F.pad(ends, (1, 0)), src, torch.ones(len(src)))
-    size = num_nodes, num_nodes
-    made = EdgeIndex(torch.stack([src, dst]), sparse_size=size, sort_order="col")
-    return made.fill_cache_()
+    starts = F.pad(torch.bincount(dst, minlength=num_nodes).cumsum(0), (1, 0))
+    return torch.sparse_csr_tensor(starts, src[order], torch.ones(len(src)))
 
 
 class SarPyg(Sar):
@@ -77,8 +70,7 @@ class SarPyg(Sar):
     def start(self) -> None:
         from sar import registry
 
-        found = registry.front_end("pyg").arguments(["edge_index"], self.whole, None)
-        (self.graph,) = found
+        (self.graph,) = registry.front_end("pyg").arguments(["edge_index"], self.whole, None)
         if self.kind != "sage":  # as for the graph itself, which is there before the first epoch
             self.graph.graph.with_own_loops()
         super().start()

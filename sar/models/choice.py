@@ -167,16 +167,14 @@ def standing(
 
     There parameters are compared over the ranks now and then, what is given of edges has as many
     rows as there are on every rank, dropout inside knows what the layer was called with, and the
-    adapter may run a fused function. A ``NotSupportedError`` begins with the layer's class: of
-    layers inside one another the innermost. It is of the same class and comes from the one that was
-    raised.
+    adapter may run a fused function. A ``NotSupportedError`` begins with the layer's class, of
+    layers inside one another the innermost; it comes from the one that was raised, of its class.
 
     Args:
         adapter: that of the class, if it has one.
         graph, rows: places, behind the layer, of what says the edges, or of a dictionary of such,
             and of the rows of sources, or a pair of both ends'.
-        columns: names of parameters that are given of edges. Nothing is exchanged in a call that
-            has none.
+        columns: names of parameters given of edges. A call without any exchanges nothing.
         check: called with the layer, what says the edges and the rows, on every rank.
     """
     names = list(inspect.signature(forward).parameters)[1:]
