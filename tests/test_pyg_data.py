@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.nn import GAT, GCN, GATConv
+from torch_geometric.transforms import NormalizeFeatures
 
 import sar
 import sar.pyg
@@ -211,6 +212,7 @@ IMPOSSIBLE: dict[str, Callable[[Any], Any]] = {
     "concat": lambda data: data.concat(data),
     "save": lambda data: torch.save(data, "/dev/null"),
     "meta": lambda data: data.to("meta"),
+    "transform": lambda data: NormalizeFeatures()(data),
     "gradient of a column": lambda data: data.weight.requires_grad_(),
 }
 
@@ -218,7 +220,7 @@ IMPOSSIBLE: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("name", IMPOSSIBLE)
 def test_what_needs_all_ids_says_so(name: str, partitioned: Cutter) -> None:
     def case(data: Any) -> None:
-        with pytest.raises(sar.NotSupportedError, match="got|expected"):
+        with pytest.raises(sar.NotSupportedError, match="got|expected|before they are cut"):
             IMPOSSIBLE[name](data)
 
     on_ranks(partitioned(mixed(), 2), 2, case)

@@ -13,6 +13,7 @@ from sar._private import tree_leaves
 from sar.comm import current_group
 from sar.errors import NotSupportedError
 from sar.frontends.pyg.index import Symbol
+from sar.graph import graphs_among
 
 _SEARCHES = "searches the neighbors of each row among all nodes; make the edges before the graph is"
 _SEARCHES += " cut (knn_graph, radius_graph), and use a layer that takes an edge_index"
@@ -70,6 +71,10 @@ UNDISTRIBUTED: dict[str, dict[str, str]] = {
         "ViSNet": _SEARCHES,
     },
 }
+_TRANSFORMS = (
+    "Center", "NormalizeFeatures", "NormalizeScale", "RandomNodeSplit", "SVDFeatureReduction"
+)  # fmt: skip
+_READS_ALL = "reads the rows of all nodes at once; transform the data before they are cut"
 
 
 def refusals() -> Iterator[tuple[Any, str, Callable]]:
@@ -80,6 +85,9 @@ def refusals() -> Iterator[tuple[Any, str, Callable]]:
             kind, method = getattr(import_module(module), name, None), method or "forward"
             if kind is not None and method in vars(kind):  # some versions lack some
                 yield kind, method, _refusing(vars(kind)[method], path, reason)
+    for name in _TRANSFORMS:
+        kind = getattr(import_module("torch_geometric.transforms"), name)
+        yield kind, "forward", _refusing(kind.forward, name, _READS_ALL)
     kind = import_module("torch_geometric.nn.conv").SuperGATConv
     yield kind, "forward", _refusing_to_train(kind.forward)
     kind = import_module("torch_geometric.nn.models").CorrectAndSmooth
@@ -132,7 +140,7 @@ def _error(name: str, why: str) -> NotSupportedError:
 def _are_sharded(args: Any, kwargs: Any) -> bool:
     """Whether edges of a sharded graph are among arguments, or as many rows as a rank has."""
     leaves = tree_leaves((args, kwargs))
-    if any(isinstance(leaf, Symbol) for leaf in leaves):
+    if graphs_among(leaves) or any(isinstance(leaf, Symbol) for leaf in leaves):
         return True
     group = current_group()
     if group.size == 1:
