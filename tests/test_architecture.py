@@ -683,9 +683,9 @@ def test_version_and_requirements_agree() -> None:
 
 # Lines and files, which work that adds an ability raises by what that is worth.
 CEILINGS = {
-    "sar": (52_200, 312),
+    "sar": (53_900, 313),
     "sar/partition": (10_020, 52),
-    "tests": (40_500, 195),
+    "tests": (41_700, 195),
     "benchmarks": (6_600, 60),
 }
 

@@ -292,8 +292,6 @@ def test_a_column_of_edges(weighted: tuple[str, GraphArrays], sampled: bool) -> 
 def test_calls_that_the_graph_has_nothing_for(weighted: tuple[str, GraphArrays]) -> None:
     with pytest.raises(ValueError, match="call: got 'size', expected a column of .*: weight"):
         trained(weighted[0], "--call", "graph,x,size")
-    with pytest.raises(sar.NotSupportedError, match="whole graphs have no edge_index yet"):
-        trained(weighted[0], "--model", "weighing:ByIndex", "--front-end", "pyg")
 
 
 def test_a_checkpoint_with_the_names_of_before(tmp_path: Path) -> None:

@@ -164,7 +164,7 @@ def test_a_model_that_does_not_fit_is_told_before_ranks_start(
     assert "got 3, expected one for each graph layer of TwoBlocks" in train("TwoBlocks", "4,3,2")
     for fanouts in (None, "4,3"):
         told = train("OneWidth", fanouts, "typed")
-        assert "OneWidth takes one width as in_feats, and the graph has several types" in told
+        assert "OneWidth takes one width of features, and the graph has several types" in told
         assert told.endswith("by node type, here of paper\n") and told.count("error:") == 1
     assert not started
     train("TwoBlocks")

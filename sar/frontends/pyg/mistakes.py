@@ -23,7 +23,7 @@ from sar.tracing.lazy import EdgeTensor
 
 _CONVERT = "call sar.prepare(model, data.edge_index) first, or give it batch=data.batch"
 _POOL = "give it batch=data.batch of sar.pyg.construct_full_graph's data"
-_TORCHS = nn.modules.instancenorm._InstanceNorm
+_TORCHS = nn.InstanceNorm1d.__bases__[0]  # of all widths
 _DRAW = "use sar.nn.Dropout, or a mask of columns of which all ranks have the same"
 _NORMS = (
     "GraphNorm", "PairNorm", "LayerNorm", "MeanSubtractionNorm", "GraphSizeNorm", "InstanceNorm",
