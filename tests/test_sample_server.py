@@ -19,7 +19,7 @@ from test_launch import environment
 import sar
 from sar.__main__ import main
 
-LIMIT = 8  # seconds of the ranks' timeout where one of them fails
+LIMIT = 11  # seconds of the ranks' timeout where one of them fails
 SLACK = 10
 LONG = 300  # that of users
 START = 60  # seconds until all have met, on a busy machine

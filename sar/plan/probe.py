@@ -326,7 +326,8 @@ def _live_bytes() -> int:
         lazy = issubclass(kind, EdgeRows) or hasattr(kind, "is_structure")
         if issubclass(kind, Tensor) and not lazy and is_host(thing.device):
             storage = thing.untyped_storage()
-            storages[storage.data_ptr()] = storage.nbytes()
+            if is_host(storage.device):  # of stand-ins for the compiler there is none
+                storages[storage.data_ptr()] = storage.nbytes()
     return sum(storages.values())
 
 
