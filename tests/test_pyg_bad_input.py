@@ -244,6 +244,18 @@ def test_loops_between_two_types_are_refused(partitioned: Cutter) -> None:
     run_threads(PARTS, run)
 
 
+def test_a_graph_in_place_of_its_edges_is_refused(partitioned: Cutter) -> None:
+    path = partitioned(graphs.mixed(), PARTS)
+
+    def run(group: Any) -> None:
+        graph = sar.construct_full_graph(sar.load_partition_data(path))
+        rows = torch.ones(graph.num_nodes(), WIDTH)
+        with pytest.raises(TypeError, match="edges: got a ShardedGraph, expected edge_index of"):
+            layers.GCNConv(WIDTH, 2)(rows, graph)
+
+    run_threads(PARTS, run)
+
+
 @pytest.mark.parametrize("kind", ["GCNConv", "EGConv"])
 def test_edges_cached_of_another_graph_are_refused(kind: str, partitioned: Cutter) -> None:
     layer = made(kind, WIDTH, 8, cached=True)().double()

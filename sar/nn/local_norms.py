@@ -61,11 +61,11 @@ def _noting_layer(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def call(norm: Any, x: Any) -> Tensor:
         if torch.compiler.is_compiling():
             return forward(norm, x)
-        running.layer = norm
+        before, running.layer = running.layer, norm
         try:
             return forward(norm, x)
         finally:
-            running.layer = None
+            running.layer = before
 
     return call
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from sar.errors import NotSupportedError
 from sar.frontends.pyg.adapters import ADAPTERS
 from sar.frontends.pyg.index import EdgeEnd, ShardedEdgeIndex
+from sar.graph import GraphView
 from sar.models.calling import read_call
 from sar.models.choice import Adapter
 from sar.models.known import Layers
@@ -85,9 +86,13 @@ def edges_place(forward: Callable[..., Any]) -> int | None:
 def agree_on_rows(layer: Any, edges: Any, x: Any) -> None:
     """Raise where ``x`` has not a row for each node; on every rank when such rows come first.
 
-    Raises ``ValueError``. Rows of a width and dtype that are known are looked at without a word to
-    other ranks, which then end by the error of the one that has others.
+    Raises ``ValueError``, and ``TypeError`` for a graph in place of its edges. Rows of a width and
+    dtype that are known are looked at without a word to other ranks, which then end by the error of
+    the one that has others.
     """
+    if isinstance(edges, GraphView):
+        got = type(edges).__name__
+        raise TypeError(f"edges: got a {got}, expected edge_index of sar.pyg.construct_full_graph")
     if not isinstance(edges, ShardedEdgeIndex):
         return
     cached = getattr(layer, "_cached_edge_index", None)

@@ -49,11 +49,11 @@ def _of_norm(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def call(norm: Any, x: Any, batch: Any = None, *args: Any, **kwargs: Any) -> Tensor:
         if not isinstance(batch, Symbol) and _takes_all_rows(norm, batch):
             _warn_of_local(x, f"{norm} normalizes with", _CONVERT, norm)
-        running.layer = norm
+        before, running.layer = running.layer, norm
         try:
             return forward(norm, x, batch, *args, **kwargs)
         finally:
-            running.layer = None
+            running.layer = before  # a norm may be inside of another
 
     return call
 
