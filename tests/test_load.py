@@ -168,7 +168,7 @@ def test_feature_mapping(cut):
     store["mine"] = torch.ones(2)
     assert "mine" in store and store.pop("mine").sum() == 2 and "mine" not in store
     assert store.get("none") is None
-    for name, nearest in (("feat", "feat"), ("_N/fest", "feat"), ("lable", "label")):
+    for name, nearest in (("_M/feat", "feat"), ("_N/fest", "feat"), ("lable", "label")):
         with pytest.raises(KeyError) as caught:
             store.info(name)
         words = str(caught.value)

@@ -13,6 +13,7 @@ from torch import Tensor
 from sar.edges import as_stored
 from sar.edges.build import edge_ends
 from sar.frontends.dgl import ShardedGraph
+from sar.partition.arrays import ORIG_EID
 from sar.partition.features import FeatureStore
 from sar.partition.load import PartitionData
 from sar.partition.require import require_dgl
@@ -121,6 +122,8 @@ def _as_partition(graph: ShardedGraph, sampler: DistNeighborSampler) -> Partitio
         for name, rows in given.items():
             nodes[f"{etype[0]}/{before}{name}"] = rows.detach().cpu()
     for name in graph.edata if sampler.copy_edata or sampler.prob else ():
+        if name == ORIG_EID:  # ids of edges are the graph's own here
+            continue
         columns[f"{':'.join(etype)}/{name}"] = eager(graph.edata[name]).detach().cpu()
     data = PartitionData(store.book, group.rank, {etype: edges}, nodes, columns)
     vars(data)["keys"] = store.keys  # the graph's, by original ids where it knows them

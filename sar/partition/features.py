@@ -33,6 +33,8 @@ class FeatureStore(MutableMapping):
     """Named feature tensors, read from the mapped file at each access and never cached.
 
     ``store[name]`` is a fresh CPU tensor; assigning a name keeps that tensor in memory instead.
+    A name is ``"type/column"``. ``"column"`` alone will do where one type has it, and so will
+    ``"relation/column"``; where several types have it, ``ValueError`` lists them.
     uint8 features whose name ends in ``_mask(s)`` are read as bool, as the files have no bool.
     """
 
@@ -53,13 +55,28 @@ class FeatureStore(MutableMapping):
         return len(self._items)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._items
+        return name in self._items or bool(self._called(name))
 
     def __setitem__(self, name: str, value: Tensor) -> None:
-        self._items[name] = expect.instance(value, f"feature {name!r}", Tensor, "a Tensor")
+        expect.instance(value, f"feature {name!r}", Tensor, "a Tensor")
+        self._items[self._full(name) if name in self else name] = value
 
     def __delitem__(self, name: str) -> None:
-        del self._items[name]
+        del self._items[self._full(name)]
+
+    def _called(self, name: object) -> list[str]:
+        """Names of columns, each with its type, that end as ``name`` says."""
+        return [key for key in self._items if name in _short_names(key)]
+
+    def _full(self, name: str) -> str:
+        """The name with its type."""
+        found = [name] if name in self._items else self._called(name)
+        if len(found) > 1:
+            listed = ", ".join(map(repr, found[:_MOST_SHOWN]))
+            raise ValueError(f"feature {name!r}: is of several types, expected one of {listed}")
+        if not found:
+            raise UnknownFeature(_unknown(name, list(self._items)))
+        return found[0]
 
     def __getitem__(self, name: str) -> Tensor:
         item = self._resolve(name)
@@ -69,9 +86,7 @@ class FeatureStore(MutableMapping):
         return f"FeatureStore({', '.join(self._items)})"
 
     def _resolve(self, name: str) -> Column | Tensor:
-        if name not in self._items:
-            raise UnknownFeature(_unknown(name, list(self._items)))
-        item = self._items[name]
+        item = self._items[self._full(name)]
         return item() if callable(item) else item
 
     def rows(self, name: str, start: int, stop: int) -> Tensor:
@@ -89,7 +104,7 @@ class FeatureStore(MutableMapping):
 
     def in_memory(self, name: str) -> bool:
         """Whether a feature is a tensor that was assigned."""
-        return isinstance(self._items.get(name), Tensor)
+        return isinstance(self._items.get(self._full(name)), Tensor)
 
     def info(self, name: str) -> tuple[torch.dtype, tuple[int, ...]]:
         """``(dtype, shape)`` of a feature, without reading it."""
@@ -123,6 +138,13 @@ class FeatureStore(MutableMapping):
                 yield block if change is None else change(block)
 
         return RowFile(shape, dtype, changed(), folder)
+
+
+def _short_names(key: str) -> tuple[str, ...]:
+    """``column``, and ``relation/column`` of edges: what the column of a type may be called."""
+    owner, _, name = key.rpartition("/")
+    relation = owner.split(":")[1:-1]
+    return name, *(f"{one}/{name}" for one in relation)
 
 
 class UnknownFeature(KeyError):

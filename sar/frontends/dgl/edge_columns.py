@@ -6,6 +6,7 @@ from collections.abc import Iterator, MutableMapping
 from functools import partial
 from typing import Any, NoReturn
 
+import torch
 from torch import Tensor
 
 from sar.errors import NotSupportedError
@@ -46,6 +47,10 @@ class EdgeColumns(MutableMapping[str, Tensor]):
         made = EdgeTensor(Leaf("e", column, name), column, self._scope)
         made.column = column
         return made
+
+    def info(self, name: str) -> tuple[torch.dtype, tuple[int, ...]]:
+        """``(dtype, shape)`` of a column, which is not read for it."""
+        return self._frame.info(name)
 
     def __setitem__(self, name: str, value: Tensor) -> None:
         self._frame[name] = stored(value) if isinstance(value, Tensor) else value

@@ -8,23 +8,58 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sar.kernels.jit import untraced
+
+
+class Later:
+    """A column that is made at its first use and kept from then on, by all frames that have it.
+
+    ``dtype`` and ``shape`` are those that it will have; ``made`` is ``None`` until then.
+    """
+
+    def __init__(
+        self, dtype: torch.dtype, shape: tuple[int, ...], make: Callable[[], Tensor]
+    ) -> None:
+        self.dtype, self.shape = dtype, shape
+        self.made: Tensor | None = None
+        self._make: Callable[[], Tensor] | None = make
+
+    def get(self) -> Tensor:
+        return self._read() if self.made is None else self.made
+
+    @untraced
+    def _read(self) -> Tensor:
+        self.made, self._make = self.unkept(), None  # lets go of what it is made from
+        return self.made
+
+    def unkept(self) -> Tensor:
+        """The column, which is not kept where it is made now."""
+        return self.made if self._make is None else self._make()  # type: ignore[return-value]
+
+    def then(self, num_rows: int, change: Callable[[Tensor], Tensor]) -> Later:
+        """What ``change`` makes of it, with other rows."""
+        shape = (num_rows, *self.shape[1:])
+        return Later(self.dtype, shape, lambda: change(self.unkept()))
+
 
 class Frame(MutableMapping[str, Tensor]):
     """Columns of one node or edge type.
 
     ``num_rows`` is that of every column, ``kind`` what a row is in errors: ``"node type 'paper'"``.
     ``defaults`` are columns that are computed on access, such as global ids, and not iterated.
+    Columns of partitions are iterated, and read from their files on first access.
     """
 
     def __init__(
         self, num_rows: int, kind: str, defaults: Mapping[str, Callable[[], Tensor]]
     ) -> None:
         self.num_rows, self.kind, self.defaults = num_rows, kind, dict(defaults)
-        self._columns: dict[str, Tensor] = {}
+        self._columns: dict[str, Tensor | Later] = {}
 
     def __getitem__(self, name: str) -> Tensor:
         if name in self._columns:
-            return self._columns[name]
+            column = self._columns[name]
+            return column.get() if isinstance(column, Later) else column
         if name in self.defaults:
             return self.defaults[name]()
         have = ", ".join(sorted(self._columns)) or "none"
@@ -35,8 +70,23 @@ class Frame(MutableMapping[str, Tensor]):
         column: Any = self[name]
         return column.materialize() if hasattr(column, "materialize") else column
 
-    def __setitem__(self, name: str, value: Tensor) -> None:
-        if not isinstance(value, Tensor):
+    def changed(
+        self, name: str, num_rows: int, change: Callable[[Tensor], Tensor]
+    ) -> Tensor | Later:
+        """What ``change`` makes of a column's values, later where it has not been read."""
+        column = self._columns.get(name)
+        if isinstance(column, Later):
+            return column.then(num_rows, change)
+        return change(self.values_of(name))
+
+    def info(self, name: str) -> tuple[torch.dtype, tuple[int, ...]]:
+        """``(dtype, shape)`` of a column, which is not read for it."""
+        column = self._columns.get(name)
+        known = column if isinstance(column, Later) else self[name]
+        return known.dtype, tuple(known.shape)
+
+    def __setitem__(self, name: str, value: Tensor | Later) -> None:
+        if not isinstance(value, Tensor | Later):
             raise TypeError(f"{name!r}: got {type(value).__name__}, expected a tensor")
         shape = tuple(value.shape)
         if tuple(map(int, shape[:1])) != (self.num_rows,):
@@ -58,11 +108,17 @@ class Frame(MutableMapping[str, Tensor]):
     def __len__(self) -> int:
         return len(self._columns)
 
-    def save(self) -> dict[str, Tensor]:
+    def save(self) -> dict[str, Tensor | Later]:
         return dict(self._columns)
 
-    def restore(self, saved: dict[str, Tensor]) -> None:
+    def restore(self, saved: dict[str, Tensor | Later]) -> None:
         self._columns = saved
+
+    def in_memory(self) -> list[Tensor]:
+        """The columns that lie in memory."""
+        columns = self._columns.values()
+        found = [one.made if isinstance(one, Later) else one for one in columns]
+        return [one for one in found if one is not None]
 
     def to(self, device: torch.device) -> Frame:
         moved = Frame(
@@ -70,7 +126,8 @@ class Frame(MutableMapping[str, Tensor]):
             self.kind,
             {name: _moved(make, device) for name, make in self.defaults.items()},
         )
-        moved.restore({name: value.to(device) for name, value in self._columns.items()})
+        columns = [*self._columns]
+        moved.restore({n: self.changed(n, self.num_rows, lambda t: t.to(device)) for n in columns})
         return moved
 
 

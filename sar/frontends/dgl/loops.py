@@ -21,7 +21,8 @@ def add_self_loop(
     """A graph with an edge from every node to itself, each on the rank of its node; collective.
 
     Args:
-        edge_feat_names: columns of edges that loops get a value in, all by default; 0 in others.
+        edge_feat_names: columns of edges that loops get a value in, 0 in others; by default all
+            that can have it: sums and means are for floating point.
         fill_data: the value, or ``"sum"``, ``"mean"``, ``"max"`` or ``"min"`` over a node's
             in-edges.
     """
@@ -29,8 +30,11 @@ def add_self_loop(
         known = ", ".join(REDUCTIONS)
         raise ValueError(f"fill_data: got {fill_data!r}, expected a number or one of {known}")
     canonical = graph.to_canonical_etype(etype)
-    columns = graph.edges[canonical].data
-    names = list(columns) if edge_feat_names is None else list(edge_feat_names)
+    columns, names = graph.edges[canonical].data, [*(edge_feat_names or ())]
+    if edge_feat_names is None:
+        kinds = {name: columns.info(name)[0] for name in columns}
+        is_number = not isinstance(fill_data, str)
+        names = [name for name, kind in kinds.items() if is_number or kind.is_floating_point]
     rows = {name: _rows_of_loops(graph, canonical, name, fill_data) for name in names}
     return graph.add_self_loop(canonical, rows)
 
@@ -46,6 +50,6 @@ def _rows_of_loops(graph: Any, etype: EType, name: str, fill: float | str) -> Te
             )
             reduced: Tensor = graph.dstnodes[etype[2]].data["_sum"]
             return reduced
-    like = graph.edges[etype].data[name]
-    shape = (graph.num_nodes(etype[2]), *like.shape[1:])
-    return torch.full(shape, fill, dtype=like.dtype, device=graph.device)
+    dtype, shape = graph.edges[etype].data.info(name)
+    row = torch.full((1, *shape[1:]), fill, dtype=dtype, device=graph.device)
+    return row.expand(graph.num_nodes(etype[2]), *shape[1:])

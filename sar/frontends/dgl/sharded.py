@@ -133,7 +133,7 @@ class ShardedGraph(OriginalMembers):
 
     def stored_columns(self) -> list[Tensor]:
         """All columns of nodes and edges that lie in memory."""
-        return [column for frame in self._all_frames() for column in frame.save().values()]
+        return [column for frame in self._all_frames() for column in frame.in_memory()]
 
     def edge_column(self, name: str) -> Tensor:
         """[num_edges, ...] values of a column of the one relation; collective if computed now."""

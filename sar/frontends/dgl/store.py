@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sar.edges import AnyRelation, as_stored, reverse_relation
-from sar.frontends.dgl.frame import Frame
+from sar.frontends.dgl.frame import Frame, Later
 from sar.graph.store import Structure, with_relation
 from sar.graph.transform import are_no_loops, whole_relation, with_loops, with_some_edges
 from sar.partition.book import EType
@@ -115,7 +115,7 @@ def with_edges(
     etype: EType,
     relation: AnyRelation,
     edge_ids: Callable[[], Tensor],
-    columns: Mapping[str, Tensor],
+    columns: Mapping[str, Tensor | Later],
 ) -> GraphStore:
     copy = with_relation(copy_frames(store), etype, relation, edge_ids)
     frame = _edge_frame(copy, etype, edge_ids)
@@ -136,14 +136,20 @@ def add_self_loop(store: GraphStore, etype: EType, rows: Mapping[str, Tensor]) -
     first = store.book.num_edges() + times * store.book.num_nodes() + store.first_nid(etype[0])
     new_eids = store.src_rows[etype[0]] + first
     eids = torch.cat([frame[EID].to(new_eids.device), new_eids])
-    columns = {}
-    for name in frame:
-        if name != EID:
-            old = frame[name]
-            new = rows.get(name, old.new_zeros((relation.num_dst, *old.shape[1:])))
-            columns[name] = torch.cat([old, new.to(old.dtype)])
+    count = relation.num_edges + relation.num_dst
+    columns = {
+        name: frame.changed(name, count, partial(_with_rows, relation.num_dst, rows.get(name)))
+        for name in frame
+        if name != EID
+    }
     added = with_edges(store, etype, grown, lambda: eids, columns)
     return replace(added, added_loops=times + 1)
+
+
+def _with_rows(count: int, rows: Tensor | None, column: Tensor) -> Tensor:
+    """``column`` and so many rows behind it, 0 without ``rows``."""
+    more = column.new_zeros((count, *column.shape[1:])) if rows is None else rows.to(column.dtype)
+    return torch.cat([column, more])
 
 
 def remove_self_loop(store: GraphStore, etype: EType) -> GraphStore:
@@ -156,6 +162,7 @@ def edge_subgraph(store: GraphStore, etype: EType, keep: Tensor) -> GraphStore:
     """Only the edges where bool [E] ``keep`` is true, and all nodes; collective."""
     relation, frame = as_stored(store.relations[etype], "edge_subgraph"), store.edge_frames[etype]
     smaller = with_some_edges(relation, keep)
-    columns = {name: frame.values_of(name)[keep] for name in frame if name != EID}
+    count = smaller.num_edges
+    columns = {n: frame.changed(n, count, lambda t: t[keep]) for n in frame if n != EID}
     eids = frame[EID][keep]
     return with_edges(store, etype, smaller, lambda: eids, columns)
