@@ -64,6 +64,7 @@ __all__ = [
     "patch_dgl",
     "prepare",
     "rank",
+    "run_parts",
     "set_activations",
     "shutdown",
     "suffix_key_lookup",

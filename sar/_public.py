@@ -35,6 +35,7 @@ from sar.errors import (
 )
 from sar.frontends.dgl import ShardedGraph, construct_full_graph, construct_mfgs
 from sar.graph import load_partition_data
+from sar.memory.parts import run_parts
 from sar.models import (
     Explanation,
     explain,

@@ -238,7 +238,7 @@ def case_window(group, num_rounds):
     for _ in range(3):
         for _ in fetch(plan, owned(group.rank), plan.rounds(num_rounds)):
             pass
-    return group.pool.idle_bytes / group.pool.LIMIT
+    return group.pool.idle_bytes / group.pool.limit
 
 
 def test_buffers_are_reused_and_bounded() -> None:

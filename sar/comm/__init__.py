@@ -6,7 +6,14 @@ from typing import Any
 from sar.comm.collectives import exchange_counts
 from sar.comm.group import Group
 from sar.comm.legacy import all_reduce, all_to_all, exchange_single_tensor, exchange_tensors
-from sar.comm.local import LocalGroup, ThreadGroup, current_group, set_process_group, use_group
+from sar.comm.local import (
+    LocalGroup,
+    ThreadGroup,
+    current_group,
+    has_group,
+    set_process_group,
+    use_group,
+)
 from sar.comm.meter import Counters
 from sar.comm.network import nfs_ip_init
 from sar.comm.process import ProcessGroup
@@ -25,6 +32,7 @@ from sar.comm.setup import (
     shutdown,
     world_size,
 )
+from sar.comm.turns import TurnGroup
 
 __all__ = [
     "DEFAULT_TIMEOUT",
@@ -34,6 +42,7 @@ __all__ = [
     "ProcessGroup",
     "SeedStream",
     "ThreadGroup",
+    "TurnGroup",
     "all_reduce",
     "all_to_all",
     "backend",
@@ -43,6 +52,7 @@ __all__ = [
     "exchange_counts",
     "exchange_single_tensor",
     "exchange_tensors",
+    "has_group",
     "initialize_comms",
     "is_initialized",
     "join_others",

@@ -328,7 +328,7 @@ class BufferPool:
     """Keeps the few largest buffers that were given back and hands them out again. Fresh ones for
     each round cost page faults and fragment the heap."""
 
-    LIMIT = 4  # two rounds in flight, each a send and a receive buffer
+    limit = 4  # two rounds in flight, each a send and a receive buffer
     WASTE = 8  # times what is asked for, a buffer is too good for it
 
     def __init__(self) -> None:
@@ -358,8 +358,8 @@ class BufferPool:
         """Take a buffer back; the caller must hold no view of it any more."""
         storage = buffer.untyped_storage()
         self._free.append(_Idle(storage.nbytes(), buffer.device, storage))
-        if len(self._free) > self.LIMIT:
-            self.shrink(self.LIMIT)
+        if len(self._free) > self.limit:
+            self.shrink(self.limit)
 
     def shrink(self, number: int) -> None:
         """Free all idle buffers but the largest ``number``."""

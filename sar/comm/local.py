@@ -79,7 +79,7 @@ def use_group(group: Group) -> Iterator[Group]:
         _thread.thread_group = before
 
 
-class _Run:
+class Run:
     """What all threads of a run share, guarded by ``changed``.
 
     Attributes:
@@ -92,7 +92,16 @@ class _Run:
         self.changed, self.timeout = threading.Condition(), timeout
         self.threads: list[threading.Thread] = []
         self.ended, self.first_error = set[int](), ""
-        self.rooms: dict[Any, _Room] = {}
+        self.rooms: dict[Any, Room] = {}
+
+    def new_room(self, members: Sequence[int]) -> Room:
+        return Room(self, members)
+
+    def begin(self, rank: int) -> None:
+        """A rank's thread has started."""
+
+    def interrupt(self, error: BaseException) -> None:
+        """The caller was interrupted while ranks run; they go on."""
 
     def end(self, rank: int, error: BaseException | None = None) -> None:
         """Note that a rank is gone, and wake those that wait for it."""
@@ -108,10 +117,10 @@ class _Run:
         return where_ranks_stand({rank: user_line(self.threads[rank]) for rank in ranks})
 
 
-class _Room:
+class Room:
     """A barrier of ``members`` of a run, with a slot for what each of them offers."""
 
-    def __init__(self, run: _Run, members: Sequence[int]) -> None:
+    def __init__(self, run: Run, members: Sequence[int]) -> None:
         self.run, self.members = run, list(members)
         self.slots: list[Any] = [None] * len(members)
         self._here, self._turn, self._is_left = set[int](), 0, False
@@ -124,15 +133,21 @@ class _Room:
             self._here.add(rank)
             if len(self._here) == len(self.members) and not self._is_left:
                 self._here, self._turn = set(), turn + 1
-                run.changed.notify_all()
+                self._let_go()
                 return
-            run.changed.wait_for(lambda: self._turn != turn or self._lost(), run.timeout)
+            self._wait(rank, lambda: self._turn != turn or bool(self.lost()))
             if self._turn == turn:
-                why, self._is_left = self._lost() or self._late(), True
-                run.changed.notify_all()
+                why, self._is_left = self.lost() or self._late(), True
+                self._let_go()
                 raise CommError(f"rank {rank}: {why}")
 
-    def _lost(self) -> str:
+    def _let_go(self) -> None:
+        self.run.changed.notify_all()
+
+    def _wait(self, rank: int, is_over: Callable[[], bool]) -> None:
+        self.run.changed.wait_for(is_over, self.run.timeout)
+
+    def lost(self) -> str:
         """Why a member will not come, "" as far as nothing is known."""
         if self.run.first_error:
             return f"stopped because another rank failed first: {self.run.first_error}"
@@ -150,7 +165,7 @@ class _Room:
 class ThreadGroup(Group):
     """A rank of a group whose ranks are threads; made by :meth:`run`."""
 
-    def __init__(self, rank: int, size: int, room: _Room) -> None:
+    def __init__(self, rank: int, size: int, room: Room) -> None:
         super().__init__(rank, size, "threads", torch.device("cpu"))
         self._room, self._parts = room, Counter[tuple[int, ...]]()
 
@@ -160,14 +175,20 @@ class ThreadGroup(Group):
 
         The first exception (not its consequences on other ranks) is raised again.
         """
-        run, results, failures = _Run(timeout), [None] * size, []
-        room = _Room(run, range(size))
+        return cls._run(Run(timeout), size, fn)
+
+    @classmethod
+    def _run(cls, run: Run, size: int, fn: Callable[[Group], Any]) -> list[Any]:
+        results: list[Any] = [None] * size
+        failures: list[BaseException] = []
+        room = run.new_room(range(size))
         reports: dict[int, str] = {}
         checks: list[FinalCheck] = []
 
         def body(rank: int) -> None:
             group = cls(rank, size, room)
             try:
+                run.begin(rank)
                 with use_group(group):
                     results[rank] = fn(group)
                 if group.final_check is not None:
@@ -182,8 +203,12 @@ class ThreadGroup(Group):
         run.threads += threads
         for thread in threads:
             thread.start()
-        for thread in threads:
-            thread.join()
+        try:
+            for thread in threads:
+                thread.join()
+        except BaseException as error:
+            run.interrupt(error)
+            raise
         if failures:
             causes = [error for error in failures if not isinstance(error, CommError)]
             raise (causes or failures)[0]
@@ -195,9 +220,9 @@ class ThreadGroup(Group):
         ranks = tuple(members)
         self._parts[ranks] += 1
         key = id(self._room), ranks, self._parts[ranks]
-        made = _Room(self._room.run, [self._room.members[rank] for rank in ranks])
+        made = self._room.run.new_room([self._room.members[rank] for rank in ranks])
         room = self._room.run.rooms.setdefault(key, made)
-        return ThreadGroup(ranks.index(self.rank), len(ranks), room)
+        return type(self)(ranks.index(self.rank), len(ranks), room)
 
     def _meet(self, call: str, offering: Any, read: Callable[[list[Any]], Any]) -> Any:
         """Offer a value, read everybody's, and leave together."""

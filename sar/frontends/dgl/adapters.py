@@ -297,7 +297,7 @@ def _weighing(layer: Any, graph: Any) -> dict[str, Any]:
 def _attended(layer: Any, out: Tensor, x: Tensor) -> Tensor:
     """[num_dst, H, D] with the residual and the activation behind the sum."""
     if layer.res_fc is not None:
-        out = out + layer.res_fc(x[: len(out)]).view(len(out), -1, layer._out_feats)
+        out = out + layer.res_fc(x[: len(out)]).view(out.shape)
     return layer.activation(out) if layer.activation else out
 
 

@@ -1,0 +1,201 @@
+"""Ranks that are threads and take turns: one of them computes at a time.
+
+A rank hands over where it meets a collective and others have yet to come. Turns go forth and back:
+the last of a pass is the first of the next, whose memory is still warm.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from sar.comm.group import Group
+from sar.comm.local import Room, Run, ThreadGroup
+
+
+class Between(Protocol):
+    """What happens at the edges of a turn, in the thread of its rank, while no other computes."""
+
+    def begin(self, rank: int) -> None:
+        """The turn of ``rank`` begins."""
+
+    def end(self, rank: int) -> None:
+        """The turn of ``rank`` ends at a collective; not where its function has ended."""
+
+
+class TurnGroup(ThreadGroup):
+    """A rank of a group whose ranks take turns; made by :meth:`run`.
+
+    Results are those of :class:`ThreadGroup`, bit for bit. Each rank has random states of its own,
+    of torch, numpy and Python, as a process has. Nobody waits for a time: ranks that would wait
+    for each other are seen at once.
+    """
+
+    _room: TurnRoom
+
+    def __init__(self, rank: int, size: int, room: Room) -> None:
+        super().__init__(rank, size, room)
+        self.pool.limit = 0  # an idle buffer would be memory that survives the turn
+
+    @classmethod
+    def run(
+        cls,
+        size: int,
+        fn: Callable[[Group], Any],
+        timeout: float = math.inf,
+        between: Sequence[Between] = (),
+    ) -> list[Any]:
+        """Run ``fn(group)`` on ``size`` threads, one at a time; the results in rank order.
+
+        The first exception (not its consequences on other ranks) is raised again. After an
+        interrupt each rank ends at its next collective. ``timeout`` has no meaning here.
+        """
+        with RandomStates() as states:
+            return cls._run(TurnRun(size, [states, *between]), size, fn)
+
+    def turn(self) -> None:
+        """Return when all ranks have called this; collective, and one pass of turns. What a rank
+        did before, the others see behind it."""
+        self._room.wait(self.rank)
+
+    @property
+    def shared(self) -> dict[Any, Any]:
+        """Of all ranks, the parts of this group too; safe without a lock, as one computes."""
+        return self._room.run.shared
+
+
+class RandomStates:
+    """Random states of torch, numpy and Python by rank; the caller's come back at the end."""
+
+    def __init__(self) -> None:
+        self._first, self._by_rank = self._now(), dict[int, tuple]()
+
+    @staticmethod
+    def _now() -> tuple:
+        return torch.get_rng_state(), np.random.get_state(), random.getstate()
+
+    @staticmethod
+    def _set(states: tuple) -> None:
+        torch.set_rng_state(states[0])
+        np.random.set_state(states[1])
+        random.setstate(states[2])
+
+    def begin(self, rank: int) -> None:
+        self._set(self._by_rank.get(rank, self._first))
+
+    def end(self, rank: int) -> None:
+        self._by_rank[rank] = self._now()
+
+    def __enter__(self) -> RandomStates:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._set(self._first)
+
+
+class TurnRun(Run):
+    """Whose turn it is, guarded by ``changed``.
+
+    Attributes:
+        holder: the rank that computes, or did last.
+        ready: the ranks that could go on, were it their turn.
+        waiting: the room in which a rank waits for others, by rank.
+        step: 1 on the way forth, -1 on the way back.
+        is_stuck: all ranks wait, each for one that will not come.
+        shared: see :class:`TurnGroup`.
+    """
+
+    def __init__(self, size: int, between: Sequence[Between]) -> None:
+        super().__init__(timeout=math.inf)
+        self.holder, self.step, self.is_stuck = 0, 1, False
+        self.ready, self.waiting = set(range(size)), dict[int, TurnRoom]()
+        self.shared = dict[Any, Any]()
+        self._between = between
+
+    def new_room(self, members: Sequence[int]) -> TurnRoom:
+        return TurnRoom(self, members)
+
+    def begin(self, rank: int) -> None:
+        with self.changed:
+            self._take(rank)
+
+    def end(self, rank: int, error: BaseException | None = None) -> None:
+        with self.changed:
+            super().end(rank, error)
+            self._wake()
+            self._pass_on()
+
+    def interrupt(self, error: BaseException) -> None:
+        """Let each rank fail at its next collective, and wait until all have."""
+        with self.changed:
+            self.first_error = self.first_error or f"{type(error).__name__} from outside"
+            self._wake()
+        for thread in self.threads:
+            thread.join()
+
+    def wait_in(self, room: TurnRoom, rank: int) -> None:
+        """Let others have their turns until ``room`` lets this rank go on."""
+        self.waiting[rank] = room
+        try:
+            for one in self._between:
+                one.end(rank)
+            self._pass_on()
+            self._take(rank)
+        finally:
+            self.waiting.pop(rank, None)
+            self.ready.discard(rank)
+
+    def let_go(self, room: TurnRoom) -> None:
+        """Those that wait in ``room`` may go on."""
+        self.ready.update(rank for rank, other in self.waiting.items() if other is room)
+
+    def order(self) -> list[int]:
+        """The ranks from the one whose turn comes next to the one whose turn comes last."""
+        ahead = [rank for rank in range(len(self.threads)) if self._is_ahead(rank)]
+        behind = [rank for rank in range(len(self.threads)) if not self._is_ahead(rank)]
+        return ahead[:: self.step] + behind[:: -self.step]
+
+    def _is_ahead(self, rank: int) -> bool:
+        return (rank - self.holder) * self.step > 0
+
+    def _take(self, rank: int) -> None:
+        self.changed.wait_for(lambda: self.holder == rank)
+        self.ready.discard(rank)
+        for one in self._between:
+            one.begin(rank)
+
+    def _wake(self) -> None:
+        """Ranks whose wait will not end well may go on, and raise."""
+        self.ready.update(rank for rank, room in self.waiting.items() if room.lost())
+
+    def _pass_on(self) -> None:
+        if not self.ready and self.waiting:
+            self.is_stuck = True
+            self._wake()
+        following = [rank for rank in self.order() if rank in self.ready]
+        if following:
+            self.step *= 1 if self._is_ahead(following[0]) else -1
+            self.holder = following[0]
+        self.changed.notify_all()
+
+
+class TurnRoom(Room):
+    """A barrier at which ranks hand over; the last to come goes on."""
+
+    run: TurnRun
+
+    def lost(self) -> str:
+        if self.run.is_stuck and not super().lost():
+            return f"ranks wait for each other in different collectives{self.run.where()}"
+        return super().lost()
+
+    def _let_go(self) -> None:
+        self.run.let_go(self)
+
+    def _wait(self, rank: int, is_over: Callable[[], bool]) -> None:
+        self.run.wait_in(self, self.members[rank])
