@@ -51,11 +51,15 @@ from sar.nn import (
     convert_batch_norm,
     convert_dropout,
     cross_entropy,
+    fetch,
     gather_grads,
     global_mean,
     global_sum,
+    halo,
+    local_edges,
     mse_loss,
     overlap_gradients,
+    sum_rounds,
     sync_params,
 )
 from sar.partition.cut import PartitionOptions

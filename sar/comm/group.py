@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple, Protocol
-from weakref import WeakSet
+from weakref import WeakSet, WeakValueDictionary
 
 import torch
 from torch import Tensor, UntypedStorage
@@ -69,6 +69,7 @@ class Group:
         pool: buffers of rows to send and receive.
         losses: how often a mean or sum over all ranks' rows was differentiated.
         graphs: of this group that are in use.
+        local_edges: numbers of rows of edges that users were given, by the address of their memory.
         names: of the ranks, where they are called something else than "rank 0".
         final_check: what is compared when the group ends, if anything.
         transport: what moves rows, where the group has chosen something for it when it was made.
@@ -86,6 +87,7 @@ class Group:
         self.seeds = SeedStream()
         self.losses = 0
         self.graphs: WeakSet[Any] = WeakSet()
+        self.local_edges: WeakValueDictionary[int, Tensor] = WeakValueDictionary()
         self.final_check: FinalCheck | None = None
 
     def beside(self) -> Group:

@@ -9,11 +9,22 @@ from sar.comm.collectives import ask_rows, send_rows
 from sar.graph.view import GraphView
 
 
+def directory_of(graph: GraphView, ntype: str) -> NodeDirectory:
+    """The directory of a node type, kept with the graph; collective when it is made."""
+    known: dict[str, NodeDirectory] = graph._store.directories
+    if ntype not in known:
+        known[ntype] = NodeDirectory(graph, ntype)
+    return known[ntype]
+
+
 class NodeDirectory:
     """The global ids of the nodes of a type by their original ids; made collectively.
 
     Each rank keeps an equal share of the table, [ceil(N / P)]. Where the partitioning has no
     original ids, nodes are numbered as it orders them.
+
+    Attributes:
+        first: the smallest original id, which the node of number 0 has.
 
     Raises ``ValueError`` on every rank when the original ids are not the numbers below N.
     """
@@ -21,10 +32,10 @@ class NodeDirectory:
     def __init__(self, graph: GraphView, ntype: str) -> None:
         self.group, self.num_nodes = graph.group, graph.num_nodes_global(ntype)
         self.share = max(1, -(-self.num_nodes // self.group.size))
-        store = graph._store
+        self.first, store = 0, graph._store
         rows = torch.arange(store.book.part_nodes(ntype, store.part_id))
         nids = rows + store.first_nid(ntype)
-        numbers = self._numbers(store.keys.nodes(ntype).long(), nids)
+        numbers = self._numbers(graph.node_names(ntype)[0], nids)
         if numbers is None:
             parts = range(store.part_id)
             numbers = rows + sum(store.book.part_nodes(ntype, part) for part in parts)
@@ -44,6 +55,7 @@ class NodeDirectory:
         high = keys.max() if len(keys) else torch.tensor(-big)
         low, high = self.group.all_reduce(low, "min"), self.group.all_reduce(high, "max")
         if int(high) - int(low) + 1 == self.num_nodes or self.num_nodes == 0:
+            self.first = int(low) if self.num_nodes else 0
             return keys - low
         other = self.group.all_reduce(torch.tensor(not torch.equal(keys, nids)).int(), "max")
         if int(other):

@@ -29,6 +29,7 @@ class Structure:
         keys: what names the part's nodes and edges in random numbers.
         keyed_rows: what :func:`sar.graph.rows.keyed_rows` made of late; no copy has it.
         keep_seeds: on blocks, whether source rows begin with the destination rows.
+        directories: by node type, what finds nodes by their original ids; copies share them.
         joined: relations out of the same source rows as one relation, made on first need.
         sharing: the layer's call in progress whose modules share rows; no copy has it.
     """
@@ -44,6 +45,7 @@ class Structure:
     is_block: bool = False
     keep_seeds: bool = True
     device: torch.device = torch.device("cpu")
+    directories: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
     joined: dict[tuple[Relation, ...], Relation] = field(default_factory=dict)
     keyed_rows: list[Any] = field(default_factory=list, init=False, repr=False, compare=False)
     sharing: Any = field(default=None, init=False, repr=False, compare=False)

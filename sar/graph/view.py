@@ -37,6 +37,11 @@ class GraphArgument:
         """The graph."""
         raise NotImplementedError
 
+    @property
+    def is_turned(self) -> bool:
+        """Whether its edges are to be read from their ends to their starts."""
+        return False
+
 
 READERS: list[Callable[[Any], Any]] = []
 """Of front ends: what gives the graph arguments, one or a nest of them, that an object of their
@@ -45,20 +50,34 @@ library holds, and all else as it is."""
 
 def graph_of(given: Any) -> Any:
     """The graph that an argument says, itself or by what it holds; anything else as it is."""
-    said = _read(given)
+    said = read_argument(given)
     return said.sharded_graph if isinstance(said, GraphArgument) else given
 
 
 def graphs_among(nest: Any) -> list[GraphView]:
     """The graphs that arguments of a call name, also inside of tuples, lists and dicts."""
-    leaves = tree_leaves([_read(leaf) for leaf in tree_leaves(nest)])
+    leaves = tree_leaves([read_argument(leaf) for leaf in tree_leaves(nest)])
     return [leaf.sharded_graph for leaf in leaves if isinstance(leaf, GraphArgument)]
 
 
-def _read(given: Any) -> Any:
+def read_argument(given: Any) -> Any:
+    """The graph argument, or the nest of them, that an object holds; anything else as it is."""
     for read in READERS:
         given = read(given)
     return given
+
+
+def canonical_of(etype: str | EType | None, known: Sequence[EType]) -> EType:
+    """The one of ``known`` that ``etype`` names; ``ValueError`` for none or several."""
+    if etype is None:
+        if len(known) != 1:
+            raise ValueError(f"etype: got None, expected one of {list(known)}")
+        return known[0]
+    matches = [one for one in known if etype in (one, one[1])]
+    if len(matches) != 1:
+        problem = "ambiguous" if matches else "unknown"
+        raise ValueError(f"etype: got {problem} {etype!r}, expected one of {list(known)}")
+    return matches[0]
 
 
 class GraphView(GraphArgument):
@@ -154,17 +173,7 @@ class GraphView(GraphArgument):
         return self._store.keys.node_names(ntype)
 
     def _canonical(self, etype: str | EType | None) -> EType:
-        if etype is None:
-            if len(self.canonical_etypes) != 1:
-                raise ValueError(f"etype: got None, expected one of {self.canonical_etypes}")
-            return self.canonical_etypes[0]
-        matches = [known for known in self.canonical_etypes if etype in (known, known[1])]
-        if len(matches) != 1:
-            problem = "ambiguous" if matches else "unknown"
-            raise ValueError(
-                f"etype: got {problem} {etype!r}, expected one of {self.canonical_etypes}"
-            )
-        return matches[0]
+        return canonical_of(etype, self.canonical_etypes)
 
     def _relation(self, etype: str | EType | None) -> AnyRelation:
         return self._store.relations[self._canonical(etype)]

@@ -14,6 +14,7 @@ from sar.nn.losses import (
     mse_loss,
 )
 from sar.nn.overlap import overlap_gradients, wire_first
+from sar.nn.own_layers import fetch, halo, local_edges, sum_rounds
 from sar.nn.params import ShardedParameter, sync_params
 from sar.nn.ranking import hits_at, negative_ranks, rank_links, ranking_metrics
 from sar.nn.scorers import DistMultScorer, DotScorer, LinkScorer, MLPScorer
@@ -36,11 +37,14 @@ __all__ = [
     "convert_dropout",
     "cross_entropy",
     "dropout_rows",
+    "fetch",
     "gather_grads",
     "global_mean",
     "global_sum",
+    "halo",
     "hits_at",
     "link_loss",
+    "local_edges",
     "mse_loss",
     "negative_ranks",
     "overlap_gradients",
@@ -49,6 +53,7 @@ __all__ = [
     "relu",
     "same_dropout",
     "score_edges",
+    "sum_rounds",
     "sync_params",
     "wire_first",
 ]

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from sar import expect
 from sar.edges import as_stored
 from sar.graph import GraphView, graph_of
-from sar.graph.directory import NodeDirectory
+from sar.graph.directory import NodeDirectory, directory_of
 from sar.graph.edge_graph import edge_graph, global_ends
 from sar.kernels import wide_dtype
 from sar.kernels.keyed import keyed_uniform
@@ -241,13 +241,10 @@ class NegativeSampler:
         self.graph, self.k, self.method, self.seed = graph, k, method, seed
         self.keys = graph.scope().relation.keys.long().cpu()
         types = (graph.srctypes[0], graph.dsttypes[0])
-        known: dict[str, NodeDirectory] = {}
         ends = global_ends(graph)
         self.sides: list[NodeDirectory | Tensor] = []
         for replaced, ntype, end in zip(_REPLACED[method], types, ends, strict=True):
-            if replaced and ntype not in known:
-                known[ntype] = NodeDirectory(graph, ntype)
-            self.sides.append(known[ntype] if replaced else end)
+            self.sides.append(directory_of(graph, ntype) if replaced else end)
 
     def __call__(self, step: int) -> GraphView:
         """The negatives of a step, as a graph over the same nodes; collective.

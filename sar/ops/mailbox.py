@@ -19,8 +19,8 @@ from torch import Tensor
 from sar.config import Policy
 from sar.edges.mailbox_edges import MailBlock
 from sar.edges.relation import Relation
-from sar.kernels import add_rows
 from sar.ops.capture import Recording
+from sar.ops.halo import fetch_halo, return_halo
 from sar.ops.message_blocks import (
     Block,
     Inputs,
@@ -35,7 +35,6 @@ from sar.ops.message_blocks import (
     unpack_rows,
 )
 from sar.ops.message_passes import BlockGrads, Recomputed
-from sar.stream import GradientMessages, GradientReturn, fetch
 
 _MAX_RUNS = 2**32  # runs in a block, for the numbers that random functions are seeded by
 _warned: set[tuple[str, str, int]] = set()
@@ -245,31 +244,19 @@ class MailboxPass:
 
 def fetch_table(spec: MailboxPass, layout: RowLayout, packed: Tensor) -> Tensor:
     """Fetch [num_src + halo, width], in rounds: the owned rows, then the whole halo."""
-    relation = spec.messages.relation
-    plan, starts = relation.plan, relation.halo_starts
+    plan, num_src = spec.messages.relation.plan, len(packed)
     num_rounds = plan.num_rounds(spec.messages.policy, row_bytes(spec.messages, layout))
-    table = packed.new_empty((len(packed) + sum(plan.recv_counts), packed.shape[1]))
-    table[: len(packed)] = packed
-    for step, halo in fetch(plan, table[: len(packed)], plan.rounds(num_rounds)):
-        parts = halo.split(step.recv_rows)
-        for peer, rows in zip(step.sources, parts, strict=True):
-            table[starts[peer] : starts[peer] + len(rows)] = rows
+    table = packed.new_empty((num_src + sum(plan.recv_counts), packed.shape[1]))
+    table[:num_src] = packed
+    fetch_halo(plan, table[:num_src], num_rounds, table[num_src:])
     return table
 
 
 def return_table(spec: MailboxPass, layout: RowLayout, table: Tensor) -> Tensor:
     """Send the halo's gradients home: [num_src, width] gradients of the owned rows, complete."""
-    relation = spec.messages.relation
-    plan, starts = relation.plan, relation.halo_starts
-    own = table[: relation.num_src]
-    messages = GradientMessages(plan, table.shape[1], table.dtype, add_rows)
-    home = GradientReturn(messages, lambda: own)
+    plan, num_src = spec.messages.relation.plan, spec.messages.relation.num_src
     num_rounds = plan.num_rounds(spec.messages.policy, row_bytes(spec.messages, layout))
-    for step, buffer in home.each(plan.rounds(num_rounds)):
-        parts = buffer.split(step.recv_rows)
-        for peer, rows in zip(step.sources, parts, strict=True):
-            rows.copy_(table[starts[peer] : starts[peer] + len(rows)])
-    return home.finish()
+    return return_halo(plan, table[num_src:], num_rounds, table[:num_src])
 
 
 @dataclass

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import NamedTuple
@@ -80,7 +80,7 @@ class Messages:
     weighting: Weighting | None = None
 
 
-def _autocast_state() -> tuple[str, bool, torch.dtype]:
+def autocast_state() -> tuple[str, bool, torch.dtype]:
     kind = "cuda" if torch.is_autocast_enabled("cuda") else "cpu"
     return kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
 
@@ -105,7 +105,7 @@ class MessagePass:
     num_dst: int
     num_edge: int
     seed: int = 0
-    autocast: tuple[str, bool, torch.dtype] = field(default_factory=_autocast_state)
+    autocast: tuple[str, bool, torch.dtype] = field(default_factory=autocast_state)
     pushed_bytes: int = 0
 
     @classmethod
@@ -134,15 +134,26 @@ class MessagePass:
         given = [src_rows, dst_rows, edge_rows, block.position, *([] if weigh is None else [weigh])]
         if not self.messages.is_udf:
             return self.messages.function(*given)
-        kind, enabled, dtype = self.autocast
-        seed = (self.seed + block.number * _GOLDEN) % 2**63
-        seed ^= seed >> 32  # torch's CPU generator takes the low half only
-        with (
-            seeded(seed, block.src.device),
-            torch.autocast(kind, enabled=enabled, dtype=dtype, cache_enabled=False),
-            mode or nullcontext(),
-        ):
+        with as_before(self.seed, block.number, self.autocast, block.src.device, mode):
             return self.messages.function(*given)
+
+
+@contextmanager
+def as_before(
+    seed: int, number: int, autocast: tuple[str, bool, torch.dtype], device: torch.device,
+    mode: AbstractContextManager | None,
+) -> Iterator[None]:  # fmt: skip
+    """Around a call of a user's function, in both passes: the random numbers of ``number`` and what
+    :func:`autocast_state` gave."""
+    kind, enabled, dtype = autocast
+    seed = (seed + number * _GOLDEN) % 2**63
+    seed ^= seed >> 32  # torch's CPU generator takes the low half only
+    with (
+        seeded(seed, device),
+        torch.autocast(kind, enabled=enabled, dtype=dtype, cache_enabled=False),
+        mode or nullcontext(),
+    ):
+        yield
 
 
 @dataclass(frozen=True)

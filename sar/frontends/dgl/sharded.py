@@ -24,6 +24,7 @@ from sar.frontends.dgl.patches import install
 from sar.graph.rows import current
 from sar.graph.store import Structure
 from sar.kernels.jit import untraced
+from sar.nn import own_layers
 from sar.nn.drift import watch_rows
 from sar.partition.book import EType
 from sar.tracing.lazy import eager
@@ -323,6 +324,9 @@ class ShardedGraph(OriginalMembers):
         out = aggregate_rows(relation, x, op, edge_weight, self.policy)
         self._watch_rows(x)
         return out
+
+    halo, local_edges = own_layers.halo, own_layers.local_edges
+    sum_rounds, fetch = own_layers.sum_rounds, own_layers.fetch
 
     def _watch_rows(self, *rows: Tensor) -> None:
         """Compare now and then what rows depend on, over ranks; DGL's layers do it themselves."""

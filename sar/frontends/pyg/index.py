@@ -128,6 +128,11 @@ class ShardedEdgeIndex(Symbol, GraphArgument):
         """The graph of the one relation."""
         return self.graph
 
+    @property
+    def is_turned(self) -> bool:
+        """Whether destinations come first."""
+        return self.order == "vu"
+
     def end(self, place: int) -> EdgeEnd:
         """The sources (0), or the destinations (1), in the order that this has."""
         return EdgeEnd(self.piece, self.order[place], whole=self)

@@ -85,6 +85,12 @@ def _warn_of_local(x: Any, what: str, remedy: str, key: Any = None) -> None:
         )
 
 
+def _is_of_local_edges(index: Any) -> bool:
+    """Whether it is an end of edges that :func:`sar.local_edges` gave."""
+    known = current_group().local_edges
+    return type(index) is Tensor and index.untyped_storage().data_ptr() in known
+
+
 def _of_pool(pool: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """A pooling that warns where it has no ``batch``."""
 
@@ -116,7 +122,8 @@ def _of_scatter(scatter: Callable[..., Tensor]) -> Callable[..., Tensor]:
                 "scatter: got an index computed of edges, as batch[edge_index[1]], expected "
                 "edge_index[1] or batch: scatter(scatter(src, edge_index[1]), batch)"
             )
-        _warn_of_local(src, "scatter by a plain index sums", _POOL)
+        if not _is_of_local_edges(index):
+            _warn_of_local(src, "scatter by a plain index sums", _POOL)
         return scatter(src, index, *args, **kwargs)
 
     return call

@@ -1,0 +1,197 @@
+"""Rows of other ranks for layers of one's own: what one process gives, with its gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from harness.graphs import mixed, sample
+from harness.parts import Cutter
+from harness.rows import Part, whole
+from harness.threads import run_threads
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+import sar
+from sar.partition.arrays import ETYPE_HOMO
+
+POLICIES = {
+    "strict": sar.Policy(),
+    "one-shot": sar.Policy(rounds=1),
+    "two rounds": sar.Policy(rounds=2),
+    "kept": sar.Policy(rematerialize=False),
+}
+
+
+def close(got: Tensor, want: Tensor) -> None:
+    torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
+
+
+def ends_of(part: Part, arrays: Any) -> tuple[Tensor, Tensor]:
+    """Both ends of this rank's edges, as ids of the graph that was cut."""
+    src, dst = arrays.edges[ETYPE_HOMO]
+    return src[part.edges], dst[part.edges]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "cut"), [(1, "random"), (2, "random"), (3, "random"), (4, "adversarial")]
+)
+@pytest.mark.parametrize("name", ["mixed", "no_edges", "star", "loops", "mostly_isolated"])
+def test_halo_has_the_rows_that_edges_start_in(
+    name: str, ranks: int, cut: str, partitioned: Cutter
+) -> None:
+    arrays = sample(name)
+    values = whole(arrays.total_nodes, (3, 2), seed=1)
+    factors = whole(len(arrays.edges[ETYPE_HOMO][0]), (3, 2), seed=2)
+    src, dst = arrays.edges[ETYPE_HOMO]
+    want = torch.zeros_like(values).index_add(0, src, factors).index_add(0, dst, factors.cos())
+    path = partitioned(arrays, ranks, cut)
+
+    def case(group: Any) -> None:
+        part = Part(group, path, POLICIES["one-shot" if ranks == 3 else "strict"])
+        x = part.node_rows(values)
+        rows = torch.cat([x, sar.halo(part.graph, x)])
+        mine = sar.local_edges(part.graph)
+        assert mine.dtype == torch.int64 and mine.shape == (2, part.graph.num_edges())
+        theirs = ends_of(part, arrays)
+        assert torch.equal(rows[mine[0]], values[theirs[0]])
+        assert torch.equal(x[mine[1]], values[theirs[1]])
+        assert len(rows[len(x) :].unique(dim=0)) == len(rows) - len(x)  # each once
+        own = factors[part.edges]
+        loss = (rows[mine[0]] * own).sum() + (x[mine[1]] * own.cos()).sum()
+        loss.backward(retain_graph=True)
+        close(x.grad, want[part.nodes])
+        loss.backward()
+        close(x.grad, 2 * want[part.nodes])
+
+    run_threads(ranks, case)
+
+
+def attention(rows: Tensor, x: Tensor, src: Tensor, dst: Tensor, score: Any) -> Tensor:
+    """Softmax-weighted means, by hand; 0 where no edge ends."""
+    weights = torch.nn.functional.leaky_relu(score(torch.cat([rows[src], x[dst]], 1))).exp()
+    total = x.new_zeros(len(x), 1).index_add(0, dst, weights)
+    out = torch.zeros_like(x).index_add(0, dst, weights * rows[src])
+    return out / total.clamp(min=1e-9)
+
+
+def test_attention_by_hand_in_two_layers(partitioned: Cutter) -> None:
+    """Halo used twice, once recomputed by a checkpoint, as one process computes it."""
+    arrays = mixed()
+    values = whole(arrays.total_nodes, (4,), seed=3)
+    torch.manual_seed(0)
+    score = torch.nn.Linear(8, 1).double()
+
+    def model(halo: Any, edges: Tensor, x: Tensor) -> Tensor:
+        def layer(x: Tensor) -> Tensor:
+            return attention(torch.cat([x, halo(x)]), x, *edges, score).tanh()
+
+        return layer(checkpoint(layer, x, use_reentrant=False)) + layer(x)
+
+    x = values.clone().requires_grad_()
+    out = model(lambda x: x[:0], torch.stack(arrays.edges[ETYPE_HOMO]), x)
+    out.square().sum().backward()
+    want = score.weight.grad.clone()
+    path = partitioned(arrays, 3, "random")
+
+    def case(group: Any) -> None:
+        part = Part(group, path)
+        mine = part.node_rows(values)
+        got = model(part.graph.halo, part.graph.local_edges(), mine)
+        close(got, out[part.nodes])
+        found = torch.autograd.grad(got.square().sum(), [mine, score.weight])
+        close(found[0], x.grad[part.nodes])
+        close(group.all_reduce(found[1]), want)
+
+    run_threads(3, case)
+
+
+class Gated(torch.nn.Module):
+    """Messages gated by both ends and the edge, by parameters that no argument names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = torch.nn.Linear(9, 4).double()
+        self.drop = torch.nn.Dropout(0.0)
+
+    def forward(
+        self, rows: Tensor, src: Tensor, dst: Tensor, positions: Tensor, x: Tensor, w: Tensor
+    ) -> Tensor:
+        both = torch.cat([rows[src], x[dst], w[positions]], dim=1)
+        gated = rows[src] * torch.sigmoid(self.gate(self.drop(both)))
+        return rows.new_zeros(len(x), 4).index_add(0, dst, gated)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "cut", "policy"),
+    [
+        (1, "random", "strict"), (2, "random", "kept"), (3, "random", "one-shot"),
+        (4, "random", "two rounds"), (4, "adversarial", "strict"), (4, "adversarial", "kept"),
+    ],
+)  # fmt: skip
+def test_rounds_are_summed(ranks: int, cut: str, policy: str, partitioned: Cutter) -> None:
+    arrays = mixed()
+    values = whole(arrays.total_nodes, (4,), seed=3)
+    weights = whole(len(arrays.edges[ETYPE_HOMO][0]), (1,), seed=4)
+    torch.manual_seed(0)
+    model = Gated()
+
+    x, w = (t.clone().requires_grad_() for t in (values, weights))
+    out = model(x, *arrays.edges[ETYPE_HOMO], torch.arange(len(w)), x, w)
+    want = torch.autograd.grad(out.square().sum(), [x, w, model.gate.weight])
+    path = partitioned(arrays, ranks, cut)
+
+    def case(group: Any) -> None:
+        part = Part(group, path, POLICIES[policy])
+        x, w = part.node_rows(values), part.edge_rows(weights)
+        got = part.graph.sum_rounds(model, x, x, w)
+        close(got, out[part.nodes])
+        for _ in range(2):
+            found = torch.autograd.grad(
+                got.square().sum(), [x, w, model.gate.weight], retain_graph=True
+            )
+            close(found[0], want[0][part.nodes])
+            close(found[1], want[1][part.edges])
+            close(group.all_reduce(found[2]), want[2])
+
+    run_threads(ranks, case)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "cut"), [(1, "random"), (2, "random"), (3, "random"), (4, "adversarial")]
+)
+@pytest.mark.parametrize("original", [True, False])
+def test_rows_of_any_nodes(ranks: int, cut: str, original: bool, partitioned: Cutter) -> None:
+    """What indexing gives in one process; no id on a rank, each of them, and one many times."""
+    arrays = mixed()
+    values = whole(arrays.total_nodes, (2, 3), seed=1)
+    count = len(values)
+    asked = [torch.arange(0), torch.tensor(count - 1).expand(9), torch.randint(count, (4, 5))]
+    asked = [asked[(number + ranks) % 3] for number in range(ranks)]
+    factors = [whole(len(ids), (), seed=9) for ids in asked]
+    x = values.clone().requires_grad_()
+    for ids, factor in zip(asked, factors, strict=True):
+        (x[ids].sum((-1, -2)).movedim(0, -1) * factor).sum().backward()
+    path = partitioned(arrays, ranks, cut)
+
+    def case(group: Any) -> None:
+        part = Part(group, path)
+        mine, ids = part.node_rows(values), asked[group.rank]
+        names = torch.cat(group_ids(group, part.nodes))  # by the partitioning's own ids
+        given = ids if original else names.argsort()[ids]
+        got = sar.fetch(part.graph, mine, given.int(), original=original)
+        assert torch.equal(got, values[ids])
+        (got.sum((-1, -2)).movedim(0, -1) * factors[group.rank]).sum().backward()
+        assert x.grad is not None
+        close(mine.grad, x.grad[part.nodes])
+
+    run_threads(ranks, case)
+
+
+def group_ids(group: Any, ids: Tensor) -> list[Tensor]:
+    """Tensors of several lengths, of all ranks."""
+    counts = group.all_gather(torch.tensor(len(ids)))
+    padded = torch.zeros(int(max(counts)), dtype=torch.int64)
+    padded[: len(ids)] = ids
+    return [one[:n] for one, n in zip(group.all_gather(padded), counts, strict=True)]
