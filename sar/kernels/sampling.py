@@ -224,6 +224,28 @@ def draw(
     )  # fmt: skip
 
 
+def leave_out(
+    out: Tensor, at: int, end: int, near: Tensor, without: Tensor, width: int, is_out: bool
+) -> int:
+    """Take edges out of what :func:`draw` wrote into ``out[at:end]``; returns where the next may
+    begin.
+
+    Args:
+        near: int64 [m] ids of the rows, sources if ``is_out``, else destinations.
+        without: int64, ascending, not empty: source x ``width`` + destination of these edges.
+    """
+    first = at + len(near)
+    counts, drawn = out[at:first], out[first:end].view(-1, 2)
+    of = torch.repeat_interleave(counts.long())
+    ends = (near[of], drawn[:, 0]) if is_out else (drawn[:, 0].long(), near[of])
+    keys = ends[0] * width + ends[1]
+    kept = without[torch.searchsorted(without, keys).clamp(max=len(without) - 1)] != keys
+    rest = drawn[kept].view(-1)
+    counts.copy_(torch.bincount(of[kept], minlength=len(near)))
+    out[first : first + len(rest)] = rest
+    return first + len(rest)
+
+
 def hashed(*words: int) -> int:
     """Mix some integers, in their order, to 64 bits."""
     with np.errstate(over="ignore"):

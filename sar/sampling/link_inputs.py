@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from sar import expect
+from sar.kernels.sampling import split
 from sar.partition.book import EType, PartitionBook
 from sar.partition.load import PartitionData
 from sar.sampling.exchange import Exchange, id_bounds
@@ -54,7 +55,8 @@ class LinkInputs:
         self._exchange, self._options, label = exchange, options, request.labels
         self._negatives: NegativeSampling | None = links.negatives
         self._is_triplet = self._negatives is not None and self._negatives.is_triplet
-        self._totals = {n: int(id_bounds(data.book, n)[-1]) for n in data.book.ntypes}
+        self._bounds = {ntype: id_bounds(data.book, ntype) for ntype in data.book.ntypes}
+        self._totals = {ntype: int(one[-1]) for ntype, one in self._bounds.items()}
         alike = dict[str, Any]()
         with exchange.group.agreed("LinkNeighborLoader", alike):
             self.input_type, chosen = _chosen_edges(request, data)
@@ -153,15 +155,22 @@ class LinkInputs:
         return {src_type: src, dst_type: dst}
 
     def _pairs_not_drawn(self, src: Tensor, dst: Tensor) -> dict[EType, Tensor]:
-        """Per relation, excluded edges as src x nodes of dst's type + dst, sorted; collective."""
-        if not self._excluded:
-            return {}
-        pairs = self._exchange.share(torch.stack([src, dst], dim=1))
+        """Per relation, excluded edges that this rank would draw; collective."""
         found = dict[EType, list[Tensor]]()
         for etype, is_reverse in self._excluded:
-            src, dst = pairs.flip(1).unbind(1) if is_reverse else pairs.unbind(1)
-            found.setdefault(etype, []).append(src * self._totals[etype[2]] + dst)
-        return {etype: torch.cat(keys).unique() for etype, keys in found.items()}
+            ends = (dst, src) if is_reverse else (src, dst)
+            found.setdefault(etype, []).append(torch.stack(ends, dim=1))
+        return {etype: self._told(etype, torch.cat(pairs)) for etype, pairs in found.items()}
+
+    def _told(self, etype: EType, pairs: Tensor) -> Tensor:
+        """Pairs of all ranks as src x nodes of dst's type + dst, sorted, on the ranks that draw
+        them: the owners of the nodes that edges are drawn for, or all; collective."""
+        keys = pairs[:, 0] * self._totals[etype[2]] + pairs[:, 1]
+        if self._options.topology == "replicated":
+            return self._exchange.share(keys).unique()
+        near = 0 if self._options.direction == "out" else 1
+        order, _, sizes = split(pairs[:, near].contiguous(), self._bounds[etype[2 * near]])
+        return self._exchange.deliver(keys[order.long()], sizes)[0].unique()
 
 
 def _chosen_edges(request: LoaderRequest, data: PartitionData) -> tuple[EType, Tensor]:

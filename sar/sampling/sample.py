@@ -44,8 +44,8 @@ class Seeds(NamedTuple):
     Attributes:
         ids: per node type, int64; those that repeat, in one tree, are one node.
         step: the number of the batch, the same on all ranks.
-        without: per relation, edges that are left out: int64 src x nodes of dst's type + dst,
-            ascending.
+        without: per relation, the edges that this rank draws for nobody: int64 src x nodes of
+            dst's type + dst, ascending.
     """
 
     ids: Mapping[str, Tensor]
@@ -125,14 +125,8 @@ class GrowingSample:
         self._starts.append({})
 
     def add(self, etype: EType, frontier: Frontier, drawn: Placed) -> None:
-        """Add the drawn edges of a relation, but those of ``Seeds.without``."""
+        """Add the drawn edges of a relation."""
         offsets, ids, eids, of = drawn
-        pairs = self.seeds.without.get(etype)
-        if pairs is not None and len(pairs):
-            src, dst = (frontier.ids[of], ids) if self._is_out else (ids, frontier.ids[of])
-            keys = src * self._totals[etype[2]] + dst
-            kept = pairs[torch.searchsorted(pairs, keys).clamp(max=len(pairs) - 1)] != keys
-            ids, eids, of = ids[kept], eids[kept], of[kept]
         tree = None if frontier.tree is None else frontier.tree[of]
         far = self._number(etype[2 if self._is_out else 0], ids, tree, ids)
         near = of + frontier.first if frontier.first else of

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sar.kernels.sampling import Csc, draw, hashed, place, split
+from sar.kernels.sampling import Csc, draw, hashed, leave_out, place, split
 from sar.partition.book import EType
 from sar.sampling.buffers import IDLE, BufferPool, NumberingPool, Scratch, check_memory
 from sar.sampling.exchange import Exchange
@@ -158,10 +158,16 @@ class NeighborSampler:
     def _draw(
         self, out: Tensor, at: int, parts: Sequence[Tensor], questions: list[DrawRequest]
     ) -> None:
-        how = self.draws.replace, self.draws.last
+        how, rank = (self.draws.replace, self.draws.last), self.exchange.group.rank
         for rows, question in zip(parts, questions, strict=True):
             for one in question.of:
+                begin, without = at, question.batch.seeds.without.get(one.etype)
                 at = draw(out, at, one.edges, rows, one.keys, one.base, one.fanout, *how)
+                if without is not None and len(without):
+                    near = rows if rows.dim() == 1 else rows[:, 0]
+                    near = near.long() + self.topology.bounds[one.etype[self.near]][rank]
+                    total = self._totals[one.etype[2]]
+                    at = leave_out(out, begin, at, near, without, total, self.topology.is_out)
 
 
 class _Relation(NamedTuple):
