@@ -195,3 +195,66 @@ def group_ids(group: Any, ids: Tensor) -> list[Tensor]:
     padded = torch.zeros(int(max(counts)), dtype=torch.int64)
     padded[: len(ids)] = ids
     return [one[:n] for one, n in zip(group.all_gather(padded), counts, strict=True)]
+
+
+class Doubled(torch.autograd.Function):
+    """Reads its weight where no torch function is seen."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(rows, weight)
+        return 2 * rows * weight
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        rows, weight = ctx.saved_tensors
+        return 2 * grad * weight, (2 * grad * rows).sum(0)
+
+
+USES = {
+    "a parameter": lambda w, rows: rows * w,
+    "with a hook": lambda w, rows: rows * w,
+    "what was computed of it": lambda w, rows: rows * w.exp(),
+    "inside a function": lambda w, rows: Doubled.apply(rows, w),
+    "both": lambda w, rows: Doubled.apply(rows, w) * w,
+    "through itself alone": lambda w, rows: w.expand(len(rows), -1),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("trained", [True, False])
+def test_parameters_that_no_argument_names(use: str, trained: bool, partitioned: Cutter) -> None:
+    arrays = mixed()
+    values = whole(arrays.total_nodes, (4,), seed=3)
+    src, dst = arrays.edges[ETYPE_HOMO]
+
+    def weight() -> tuple[Tensor, Tensor]:
+        leaf = torch.linspace(0.5, 1, 4, dtype=torch.float64).requires_grad_()
+        if use == "with a hook":
+            leaf.register_hook(lambda grad: 3 * grad)
+        return leaf, leaf.sin() if use.startswith("what was") else leaf
+
+    x, (leaf, made) = values.clone().requires_grad_(trained), weight()
+    out = torch.zeros_like(x).index_add(0, dst, USES[use](made, x[src]).square())
+    (out.square().sum() + made.sum()).backward()
+    path = partitioned(arrays, 4, "adversarial")
+
+    def case(group: Any) -> None:
+        part, (mine, w) = Part(group, path), weight()
+        x2 = part.node_rows(values, trained)
+
+        def function(rows: Tensor, src: Tensor, dst: Tensor, _: Tensor) -> Tensor:
+            if not len(src):
+                return rows.new_zeros(len(x2), 4)  # no parameter is seen on a rank without edges
+            return rows.new_zeros(len(x2), 4).index_add(0, dst, USES[use](w, rows[src]).square())
+
+        got = sar.sum_rounds(part.graph, function, x2)
+        close(got, out[part.nodes])
+        (got.square().sum() + (w.sum() if group.rank == 0 else 0)).backward()
+        close(
+            group.all_reduce(torch.zeros(4).double() if mine.grad is None else mine.grad), leaf.grad
+        )
+        if trained:
+            close(x2.grad, (0 * x if x.grad is None else x.grad)[part.nodes])
+
+    run_threads(4, case)

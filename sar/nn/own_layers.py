@@ -25,6 +25,7 @@ from sar.ops.halo import TRAINED, halo_rows, rows_of_owners
 from sar.ops.rounds import sum_over_rounds
 from sar.partition.book import EType
 from sar.partition.features import ORIGINAL
+from sar.tracing.capture import TORCH_CAPTURES
 
 
 @untraced
@@ -125,7 +126,7 @@ def sum_rounds(
             expect.tensor(other, f"others[{number}]")
         call.rows(x, relation.num_src, "source")
     _watch(view, x, *others)
-    return sum_over_rounds(relation, part, x, others, view.policy)
+    return sum_over_rounds(relation, part, x, others, view.policy, TORCH_CAPTURES)
 
 
 @untraced

@@ -40,13 +40,17 @@ def rows_of_owners(x: Tensor, owner: Tensor, row: Tensor, policy: Policy, group:
 def to_wire(x: Tensor) -> Tensor:
     """``x`` as contiguous [rows, width], of bytes unless its numbers can be trained."""
     flat = flat_rows(x).contiguous()
-    return flat if x.dtype in TRAINED else flat.view(torch.uint8)
+    if x.dtype in TRAINED:
+        return flat
+    return flat.view(-1).view(torch.uint8).view(len(flat), flat.shape[1] * x.element_size())
 
 
 def from_wire(rows: Tensor, like: Tensor) -> Tensor:
     """Rows as of :func:`to_wire` in the dtype and with the trailing shape of ``like``."""
-    numbers = rows if like.dtype in TRAINED else rows.view(like.dtype)  # this view has no gradient
-    return numbers.view(len(rows), *like.shape[1:])
+    num_rows = len(rows)
+    if like.dtype not in TRAINED:  # such a view has no gradient
+        rows = rows.view(-1).view(like.dtype)
+    return rows.view(num_rows, *like.shape[1:])
 
 
 def fetch_halo(plan: HaloPlan, rows: Tensor, num_rounds: int, halo: Tensor) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -14,7 +15,7 @@ from sar._private import version_of
 from sar.config import Policy
 from sar.edges.relation import Relation
 from sar.kernels import add_rows, wide_dtype
-from sar.ops.capture import detached_leaf, leaves_of
+from sar.ops.capture import Captures, detached_leaf, leaves_of
 from sar.ops.halo import from_wire, to_wire
 from sar.ops.message_blocks import as_before, autocast_state, flat_rows
 from sar.ops.message_passes import Recomputed
@@ -25,18 +26,19 @@ Part = Callable[..., Tensor]
 
 
 def sum_over_rounds(
-    relation: Relation, part: Part, x: Tensor, others: Sequence[Tensor], policy: Policy
-) -> Tensor:
+    relation: Relation, part: Part, x: Tensor, others: Sequence[Tensor], policy: Policy,
+    capturing: Captures,
+) -> Tensor:  # fmt: skip
     """``part`` of the own rows and of those of each round, summed: [num_dst, ...]; collective.
 
     Backward fetches the rows again and calls ``part`` again. Raises on every rank what ``part``
-    raises on any.
+    raises on any. ``capturing`` replaces the leaves that ``part`` uses besides its arguments.
 
     Args:
         part: (rows, src, dst, positions, \\*others) -> [num_dst, ...].
         x: [num_src, ...]; all ranks agree on whether it asks for a gradient.
     """
-    spec, kept = RoundSum(relation, part, policy), list[Tensor]()
+    spec, kept = RoundSum(relation, part, policy, capturing), list[Tensor]()
     tensors = [x, *others]
     result, leaves = spec.forward([t.detach() for t in tensors], kept)
     tensors += leaves
@@ -62,6 +64,11 @@ class _Total(NamedTuple):
         self.values.add_(value)
 
 
+def _leaves_behind(value: Tensor) -> Iterator[Tensor]:
+    is_itself = value.is_leaf and value.requires_grad
+    return iter([value]) if is_itself else leaves_of([value])
+
+
 @dataclass(frozen=True)
 class RoundSum:
     """What is summed over rounds, and how it is streamed.
@@ -72,6 +79,7 @@ class RoundSum:
     relation: Relation
     part: Part
     policy: Policy
+    capturing: Captures
     seed: int = field(default_factory=lambda: int(torch.randint(2**62, (1,))))
     autocast: tuple[str, bool, torch.dtype] = field(default_factory=autocast_state)
 
@@ -87,7 +95,7 @@ class RoundSum:
             try:
                 with saved_tensors_hooks(lambda saved: saved, lambda saved: saved):
                     value = self.call(step, rows, given[1:])
-                leaves |= {id(leaf): leaf for leaf in leaves_of([value])}
+                leaves |= {id(leaf): leaf for leaf in _leaves_behind(value)}
                 if total is None:
                     total = _Total(
                         torch.zeros_like(value, dtype=wide_dtype(value.dtype)), value.dtype
@@ -112,13 +120,16 @@ class RoundSum:
         ):
             yield step, from_wire(step.rows, x)
 
-    def call(self, step: Step, rows: Tensor, others: Sequence[Tensor]) -> Tensor:
+    def call(
+        self, step: Step, rows: Tensor, others: Sequence[Tensor],
+        mode: AbstractContextManager | None = None,
+    ) -> Tensor:  # fmt: skip
         """The result of one call; raises ``TypeError`` or ``ValueError`` where it does not fit."""
         shard, given = step.shard, [rows, *others]
-        order = shard.indices if shard.order is None else shard.order
+        order = torch.arange(shard.num_edges) if shard.order is None else shard.order
         ends = [end.long() for end in (shard.indices, shard.row_of_edges(), order)]
         before = [version_of(tensor) for tensor in given]
-        with as_before(self.seed, step.number, self.autocast, rows.device, None):
+        with as_before(self.seed, step.number, self.autocast, rows.device, mode):
             value = self.part(rows, *ends, *others)
         if [version_of(tensor) for tensor in given] != before:
             raise ValueError("part: wrote into a tensor that it was given, expected a new one")
@@ -163,41 +174,45 @@ class RoundsBackward:
     ) -> list[Tensor | None]:
         x, *others = [tensor.detach() for tensor in tensors[: 1 + self.num_others]]
         others = [detached_leaf(t, need) for t, need in zip(others, needs[1:], strict=False)]
-        wanted = [*(one for one in others if one.requires_grad), *self.leaves]
-        totals = [torch.zeros_like(one, dtype=wide_dtype(one.dtype)) for one in wanted]
+        aliases = [detached_leaf(leaf, True) for leaf in self.leaves]
+        given = [*(one for one in others if one.requires_grad), *aliases]
+        totals = [torch.zeros_like(one, dtype=wide_dtype(one.dtype)) for one in given]
         home, error = None, None
         for step, rows in self.spec.steps(x, kept=self.kept):
             drows = None
             try:
                 if error is None:
                     rows = detached_leaf(rows, needs[0])
-                    drows, *found = self._step(step, rows, others, wanted, grads[0])
-                    for total, grad in zip(totals, found, strict=True):
-                        total.add_(grad)
+                    drows = self._step(step, rows, others, aliases, totals, grads[0])
             except Exception as caught:  # noqa: BLE001 - a user's function; raised on every rank
                 error = caught
             if needs[0]:
                 home = self._send(home, step, torch.zeros_like(rows) if drows is None else drows)
         dx = None if home is None else from_wire(home.finish().to(x.dtype), x)
         self.spec.relation.group.agree(error, "sum_rounds")
-        results = iter(total.to(t.dtype) for total, t in zip(totals, wanted, strict=True))
-        given = [dx, *(next(results) if one.requires_grad else None for one in others), *results]
-        return given + [None] * (len(tensors) - len(given))
+        sums = iter(total.to(one.dtype) for total, one in zip(totals, given, strict=True))
+        found = [dx, *(next(sums) if one.requires_grad else None for one in others), *sums]
+        return found + [None] * (len(tensors) - len(found))
 
     def _step(
-        self, step: Step, rows: Tensor, others: list[Tensor], wanted: list[Tensor], dout: Tensor
-    ) -> list[Tensor]:
-        """Compute a step again, under grad: the gradients of its rows and of ``wanted``."""
+        self, step: Step, rows: Tensor, others: list[Tensor], aliases: list[Tensor],
+        totals: list[Tensor], dout: Tensor,
+    ) -> Tensor | None:  # fmt: skip
+        """Compute a step again, under grad: adds to ``totals``, and gives the gradient of rows."""
+        mode = self.spec.capturing.replace(self.leaves, aliases)
         with torch.enable_grad():
-            value = self.spec.call(step, rows, others)
-        asked = [one for one in (rows, *wanted) if one.requires_grad]
-        found = iter(asked)
-        if value.requires_grad and asked:
-            options = {"allow_unused": True, "materialize_grads": True, "retain_graph": True}
-            found = iter(torch.autograd.grad(value, asked, dout, **options))
-        else:
-            found = iter([torch.zeros_like(one) for one in asked])
-        return [next(found) if one.requires_grad else one for one in (rows, *wanted)]
+            value = self.spec.call(step, rows, others, mode)
+        trained = [one for one in others if one.requires_grad]
+        asked = [*trained, *aliases, *self.leaves, *([rows] if rows.requires_grad else [])]
+        if not value.requires_grad or not asked:
+            return None
+        # What was computed from leaves before the call is used again by the next step.
+        options = {"allow_unused": True, "materialize_grads": True, "retain_graph": True}
+        found = torch.autograd.grad(value, asked, dout, **options)
+        # A leaf that no alias could replace has a gradient of its own.
+        for total, grad in zip([*totals, *totals[len(trained) :]], found, strict=False):
+            total.add_(grad)
+        return found[-1] if rows.requires_grad else None
 
     def _send(self, home: GradientReturn | None, step: Step, drows: Tensor) -> GradientReturn:
         """Gradients of the own rows begin the return, those of a round go home."""
