@@ -38,6 +38,16 @@ def variable(pid: int, name: str) -> str:
     return next((one.partition("=")[2] for one in entries if one.startswith(f"{name}=")), "")
 
 
+def rank_of(pid: int) -> int | None:
+    """Which rank a process is, by its name where a launcher of ours forked it, or its environment;
+    ``None`` for what is no rank."""
+    name = _text(pid, "comm").strip()
+    number = (
+        name.removeprefix("sar rank ") if name.startswith("sar rank ") else variable(pid, "RANK")
+    )
+    return int(number) if number.isdigit() else None
+
+
 def command_line(pid: int) -> str:
     """Empty when it has ended."""
     return _text(pid, "cmdline")

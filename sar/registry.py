@@ -81,6 +81,13 @@ def imported() -> list[Any]:
     return [front_end(name) for name in used]
 
 
+def modules_in_use() -> list[str]:
+    """Libraries that this process has imported, and the modules of their front ends."""
+    used = [(found, library) for found, library in _ENTRIES.values() if library in sys.modules]
+    names = [(library, getattr(found, "__name__", found)) for found, library in used]
+    return [name for pair in names for name in pair if isinstance(name, str)]
+
+
 def front_end_of(library: str) -> str | None:
     """The name of the front end that is for a library; nothing is imported."""
     return next((name for name, (_, one) in _ENTRIES.items() if one == library), None)

@@ -19,6 +19,7 @@ from harness.commands import launch_on
 from harness.parts import Cutter
 
 import sar
+from benchmarks.processes import children, rank_of, variable
 from sar.__main__ import main
 from sar.cli import evaluate, inputs, train
 from sar.cli.launch import worker_environment
@@ -192,8 +193,8 @@ def test_an_end_is_named_and_loses_no_epoch(way: str, parts: str, tmp_path: Path
     )  # fmt: skip
     try:
         wait_for((tmp_path / "checkpoint.pt").exists)
-        workers = children(process.pid)
-        victim = next(pid for pid in workers if variable(pid, "RANK") == "1")
+        workers = ranks_below(process.pid)
+        victim = workers[1]
         assert len(workers) == 2 and variable(victim, "MALLOC_MMAP_THRESHOLD_") == "1048576"
         assert variable(victim, "THP_MEM_ALLOC_ENABLE") == "1"
         assert int(variable(victim, "OMP_NUM_THREADS")) >= 1
@@ -282,24 +283,10 @@ def wait_for(condition) -> None:
         time.sleep(0.1)
 
 
-def children(pid: int) -> list[int]:
-    """Processes whose parent is ``pid`` and that are ranks."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-            command = (folder / "cmdline").read_bytes()
-        except (OSError, IndexError):
-            continue
-        if parent == pid and b"sar.cli.worker" in command:
-            found.append(int(folder.name))
-    return found
-
-
-def variable(pid: int, name: str) -> str:
-    entries = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    pairs = dict(entry.decode().partition("=")[::2] for entry in entries if b"=" in entry)
-    return pairs.get(name, "")
+def ranks_below(pid: int) -> list[int]:
+    """The processes of a launcher's ranks, in their order."""
+    found = {rank_of(one): one for one in children(pid)}
+    return [one for rank, one in sorted((r, p) for r, p in found.items() if r is not None)]
 
 
 # ---------------------------------------------------------------- before anything starts

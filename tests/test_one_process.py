@@ -18,7 +18,7 @@ from one_loop import misbehave
 
 import sar
 from sar.cli import call_files, worker
-from sar.cli.ranks import REPORT
+from sar.cli.fork_server import REPORT
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPT = ROOT / "tests" / "one_loop.py"

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from harness.nursery import Child, Nursery
-from test_launch import ROOT, children, environment, wait_for
+from test_launch import ROOT, environment, ranks_below, wait_for
 
 import sar
 from benchmarks.hosts import Hosts, missing
@@ -90,7 +90,7 @@ def test_another_host_finds_no_port_of_a_job_on_one(
     try:
         checkpoint = tmp_path / "checkpoint.pt"
         wait_for(lambda: checkpoint.exists() or process.poll() is not None)
-        ranks = children(process.pid)
+        ranks = ranks_below(process.pid)
         assert len(ranks) == 2, process.stderr
         found = listening(inside)
         assert len(found) > len(ranks) and all(map(is_loopback, found)), found

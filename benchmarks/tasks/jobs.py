@@ -16,7 +16,7 @@ from typing import Any
 from benchmarks.cluster import ROOT, free_port
 from benchmarks.forks import Fork
 from benchmarks.hosts import Hosts
-from benchmarks.processes import children, is_alive, send, variable
+from benchmarks.processes import children, is_alive, rank_of, send
 
 LIMIT = 6.0  # seconds of the ranks' timeout
 SLACK = 8.0  # after it
@@ -97,9 +97,8 @@ class Job:
         """Processes of the ranks that run, by rank."""
         if self.way in (LAUNCHER, TORCHRUN, SERVERS_LAUNCHER):
             for pid in children(self.started[0].pid):
-                rank = variable(pid, "RANK")
-                if rank.isdigit():
-                    self.ranks[int(rank)] = pid
+                if (rank := rank_of(pid)) is not None:
+                    self.ranks[rank] = pid
         return self.ranks
 
     def is_training(self) -> bool:

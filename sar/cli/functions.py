@@ -10,12 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from sar import expect
+from sar._private import OF_OPTIMIZERS
 from sar.cli.call_files import first_error, read_result, write_call
+from sar.cli.fork_server import REPORT
 from sar.cli.launch import worker_environment
-from sar.cli.ranks import REPORT, run_ranks
+from sar.cli.ranks import run_ranks
 from sar.comm import DEFAULT_TIMEOUT
 from sar.errors import SarError
 from sar.files import remove_left_over, scratch_folder
+from sar.registry import modules_in_use
 from sar.words import ALLOCATORS
 
 
@@ -55,8 +58,10 @@ def launch(
     with scratch_folder() as folder:
         write_call(folder, main, tuple(args))
         environment = worker_environment(nproc, threads, allocator)
+        words = ["sar.cli.worker", "function", str(folder)]
+        modules = ["sar._public", "sar.cli.call_files", OF_OPTIMIZERS, *modules_in_use()]
         try:
-            run_ranks(["sar.cli.worker", "function", str(folder)], nproc, environment, timeout)
+            run_ranks(words, nproc, environment, timeout, modules=modules)
         except SarError as failure:
             error = first_error(folder)
             if error is None:

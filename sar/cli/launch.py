@@ -13,12 +13,14 @@ from pathlib import Path
 import torch
 
 from sar import expect
+from sar._private import OF_OPTIMIZERS
 from sar.allocator import allocator_environment, is_preloaded
 from sar.cli.parser import USER_ERROR
 from sar.cli.ranks import LOOPBACK, report_failure, run_ranks
 from sar.comm import Group, join_others, shutdown
 from sar.comm.setup import leave_after
 from sar.files import remove_left_over
+from sar.registry import modules_in_use
 
 Work = Callable[[argparse.Namespace, Group, torch.device], None]
 
@@ -93,7 +95,8 @@ def launch(
     remove_left_over(Path(tempfile.gettempdir()))
     words = ["sar.cli.worker", command, json.dumps(vars(args))]
     environment = worker_environment(nproc, args.threads, args.allocator)
-    run_ranks(words, nproc, environment, args.timeout, address, others, tell)
+    modules = [f"sar.cli.{command}", *[OF_OPTIMIZERS] * (command == "train"), *modules_in_use()]
+    run_ranks(words, nproc, environment, args.timeout, address, others, tell, modules)
 
 
 def _check_ranks_a_core(nproc: int) -> None:

@@ -1,4 +1,4 @@
-"""The ranks of a command as processes of this machine: start them, watch them, end them all.
+"""The ranks of a command as processes of this machine: watch them, end them all.
 
 They meet in a store of the launcher's, which listens on the loopback interface alone. A rank
 reports its failure through a pipe: nothing is written to a disk, nothing from a socket is
@@ -11,22 +11,20 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from types import FrameType
 from typing import Any
 
+from sar.cli.fork_server import REPORT, ForkServer
 from sar.comm import serve_store, tell_failure
 from sar.errors import CommError, SarError
+from sar.partition.child import death
 
-LAUNCHER_PID = "SAR_LAUNCHER_PID"
-REPORT = "SAR_REPORT_DESCRIPTOR"  # where a rank writes its error
 FAILED_FIRST = "another rank failed first: "  # how a rank names the cause of its own failure
 LOOPBACK = "127.0.0.1", 0  # any port
 _PAUSE = 0.05
@@ -34,22 +32,12 @@ _MOST_A_CORE = 64  # ranks
 _TERM_SECONDS = 2.0  # from the polite signal to the other
 _REPORT_BYTES = 1 << 16  # what a pipe holds
 _MOST_CHARACTERS = 4000  # of a message, so that two of them never fill it
-# What a rank runs before the imports that take seconds: the kernel ends it when the launcher dies,
-# also by SIGKILL (1 is PR_SET_PDEATHSIG), which it may have done before that line.
-_FIRST = f"""
-import ctypes, os, runpy, sys
-if sys.platform == "linux":
-    ctypes.CDLL(None).prctl(1, {int(signal.SIGKILL)}, 0, 0, 0)
-if os.getppid() != int(os.environ["{LAUNCHER_PID}"]):
-    os._exit(1)
-runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
-"""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
 @dataclass
 class Rank:
-    """A process that runs one rank.
+    """A process that runs one rank, as the server that started it tells.
 
     ``report``: class, message and time of its failure, as it told them. ``status``: exit status,
     negative for a signal, ``None`` while it runs. ``by_us``: the launcher ended it. ``noun``: its
@@ -57,8 +45,7 @@ class Rank:
     """
 
     number: int
-    process: subprocess.Popen
-    pipe: int
+    server: ForkServer
     report: dict[str, Any] = field(default_factory=dict)
     status: int | None = None
     by_us: bool = False
@@ -71,14 +58,14 @@ class Rank:
     def poll(self) -> bool:
         """Whether it has ended; its report is read then."""
         if self.status is None:
-            self.status = self.process.poll()
+            self.status = self.server.statuses.get(self.number)
             if self.status is None:
                 return False
-            os.set_blocking(self.pipe, False)  # a process of its own may still hold the other end
+            pipe = self.server.reports[self.number]
+            os.set_blocking(pipe, False)  # a process of its own may still hold the other end
             with suppress(BlockingIOError, ValueError):
-                first = os.read(self.pipe, _REPORT_BYTES).partition(b"\n")[0]
+                first = os.read(pipe, _REPORT_BYTES).partition(b"\n")[0]
                 self.report = json.loads(first or b"{}")
-            os.close(self.pipe)
         return True
 
 
@@ -90,11 +77,13 @@ def run_ranks(
     address: tuple[str, int] = LOOPBACK,
     others: int = 0,
     tell: Callable[[str, int], None] | None = None,
+    modules: Sequence[str] = (),
 ) -> None:
     """Run ``words``, a module and its arguments, as ``size`` ranks until all have ended.
 
     Ranks end within ``timeout`` seconds of the first that has. They meet at ``address``, as do
     ``others``, who start elsewhere and come behind; ``tell`` is called with it when they can.
+    ``modules`` are imported once for all of them.
 
     Raises ``SarError`` naming the rank that failed first and why; ``KeyboardInterrupt`` after an
     interrupt. No rank runs any more then. ``ValueError`` for more ranks than a machine bears.
@@ -113,23 +102,21 @@ def run_ranks(
     if tell is not None:
         tell(host, store.port)
     common = {
-        **environment,
-        LAUNCHER_PID: str(os.getpid()),
         "MASTER_ADDR": host,
         "MASTER_PORT": str(store.port),
         "WORLD_SIZE": str(size),
         "LOCAL_WORLD_SIZE": str(size),
         "TORCHELASTIC_USE_AGENT_STORE": "True",  # torch's name for a store that no rank keeps
     }
-    ranks: list[Rank] = []
-    with _signals_kept() as asked:
+    with _signals_kept() as asked, closing(ForkServer(size, environment, modules)) as server:
+        ranks = [Rank(rank, server, noun="server" if others else "rank") for rank in range(size)]
         try:
-            while len(ranks) < size and not asked:
-                ranks.append(_start(words, len(ranks), common, "server" if others else "rank"))
-            late = _watch(ranks, timeout, asked)
+            server.fork(words, common)
+            late = _watch(ranks, server, timeout, asked)
+            died = server.status
         finally:
-            _end(ranks)
-    failure = _failure(ranks, late, asked, timeout)
+            _end(ranks, server)
+    failure = _failure(ranks, late, asked, timeout, died)
     if failure is None:
         return
     if others:
@@ -138,12 +125,18 @@ def run_ranks(
 
 
 def _failure(
-    ranks: Sequence[Rank], late: Sequence[Rank], asked: Sequence[signal.Signals], timeout: float
+    ranks: Sequence[Rank],
+    late: Sequence[Rank],
+    asked: Sequence[signal.Signals],
+    timeout: float,
+    died: int | None,
 ) -> BaseException | None:
     if signal.SIGINT in asked:
         return KeyboardInterrupt(f"the launcher of {len(ranks)} ranks was interrupted")
     if asked:
         return SarError(f"stopped by {asked[0].name}; all ranks were ended")
+    if died is not None:
+        return SarError(f"the parent of the ranks: {death(died)}")
     if late:
         return SarError(
             f"{late[0].title}: did not end within {timeout:g} seconds after other ranks had "
@@ -188,30 +181,14 @@ def _suspicion(rank: Rank) -> tuple[int, float]:
     return 0 if rank.status is not None and rank.status < 0 else 2, 0.0
 
 
-def _start(words: Sequence[str], number: int, common: dict[str, str], noun: str) -> Rank:
-    ours, theirs = os.pipe()
-    try:
-        own = {"RANK": str(number), "LOCAL_RANK": str(number), REPORT: str(theirs)}
-        process = subprocess.Popen(
-            [sys.executable, "-c", _FIRST, *words],
-            env={**os.environ, **common, **own},
-            stdin=subprocess.DEVNULL,
-            pass_fds=[theirs],
-            start_new_session=True,  # an interrupt is the launcher's to pass on
-        )
-    except BaseException:
-        os.close(ours)
-        raise
-    finally:
-        os.close(theirs)
-    return Rank(number, process, ours, noun=noun)
-
-
-def _watch(ranks: Sequence[Rank], timeout: float, asked: Sequence[signal.Signals]) -> list[Rank]:
+def _watch(
+    ranks: Sequence[Rank], server: ForkServer, timeout: float, asked: Sequence[signal.Signals]
+) -> list[Rank]:
     """Wait until all have ended, or one has failed, or this process is asked to end. Returns those
     that do not end when others have."""
     last: float | None = None
     while not asked:
+        server.look(_PAUSE)
         running = [rank for rank in ranks if not rank.poll()]
         if not running or any(rank.status for rank in ranks):
             return []
@@ -219,22 +196,22 @@ def _watch(ranks: Sequence[Rank], timeout: float, asked: Sequence[signal.Signals
             last = last or time.monotonic() + timeout
             if time.monotonic() > last:
                 return running
-        time.sleep(_PAUSE)
     return []
 
 
-def _end(ranks: Sequence[Rank]) -> None:
+def _end(ranks: Sequence[Rank], server: ForkServer) -> None:
     """End those that run: politely, then by force."""
+    server.look()
+    if len(server.pids) < len(ranks):  # it is about to start some
+        server.end()
     for number, seconds in ((signal.SIGTERM, _TERM_SECONDS), (signal.SIGKILL, _TERM_SECONDS)):
         running = [rank for rank in ranks if not rank.poll()]
         for rank in running:
             rank.by_us = True
-            with suppress(ProcessLookupError):  # it and what it started
-                os.killpg(rank.process.pid, number)
-                os.killpg(rank.process.pid, signal.SIGCONT)  # what is stopped handles no other
+            server.send(rank.number, number)
         end = time.monotonic() + seconds
         while not all([rank.poll() for rank in running]) and time.monotonic() < end:
-            time.sleep(_PAUSE)
+            server.look(_PAUSE)
 
 
 @contextmanager

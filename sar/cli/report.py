@@ -20,8 +20,8 @@ from typing import Any
 import torch
 
 import sar
+from sar.cli.fork_server import REPORT
 from sar.cli.launch import backend_of
-from sar.cli.ranks import LAUNCHER_PID
 from sar.comm import Group
 from sar.comm.collectives import gather_json
 from sar.files import write_whole
@@ -43,7 +43,7 @@ def print_ranks(args: argparse.Namespace, book: PartitionBook, size: int, thread
 
 def print_ranks_joined(args: argparse.Namespace, book: PartitionBook, group: Group) -> None:
     """:func:`print_ranks` by rank 0, where something else than this command started the ranks."""
-    if group.rank == 0 and LAUNCHER_PID not in os.environ:
+    if group.rank == 0 and REPORT not in os.environ:
         print_ranks(args, book, group.size, torch.get_num_threads())
 
 

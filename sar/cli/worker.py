@@ -4,6 +4,7 @@ FOLDER`` of :func:`sar.launch`."""
 from __future__ import annotations
 
 import argparse
+import ctypes
 import importlib
 import json
 import os
@@ -22,10 +23,13 @@ from sar.comm.setup import leave_after
 from sar.errors import SarError
 
 FUNCTION = "function"
+_SET_NAME = 15  # PR_SET_NAME of prctl
 
 
 def main(command: str, argument: str) -> int:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # end at once, not when a collective returns
+    if sys.platform == "linux":  # for `ps`: all that were forked have one command line
+        ctypes.CDLL(None).prctl(_SET_NAME, f"sar rank {os.environ['RANK']}".encode(), 0, 0, 0)
     return call_function(argument) if command == FUNCTION else run_command(command, argument)
 
 
