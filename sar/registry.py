@@ -20,8 +20,8 @@ class FrontEnd(Protocol):
         BLOCKS: what its blocks are called, where its batches are lists of them, one a hop, for
             which all nodes draw again at each hop; else ``None``.
         LAYERS: what it says of its library's layers, a :class:`sar.models.known.Layers`.
-        COLUMNS: where columns of edges have other names in partitions than among the arguments of
-            its models, those by these; it may be left out.
+        COLUMNS: names that its models have for columns of edges, and what partitions usually call
+            these; it may be left out.
     """
 
     BLOCKS: str | None

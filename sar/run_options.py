@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +30,18 @@ _MODEL = Kind(
     words=MODELS,
 )
 
+_COLUMN = re.compile(r"([A-Za-z_]\w*=)?[^=\s]+")
+
+
+def _are_columns(given: Any) -> bool:
+    words = [given] if isinstance(given, str) else given
+    return all(isinstance(word, str) and _COLUMN.fullmatch(word) is not None for word in words)
+
+
+_COLUMNS = Kind(
+    "NAME", "names of columns of edges, or PARAMETER=NAME", type=(str, tuple), fits=_are_columns
+)
+
 
 @dataclass(frozen=True)
 class ModelOptions:
@@ -45,6 +58,7 @@ class ModelOptions:
         args: what the constructor of one's own model gets, plain values by name.
         call: what its ``forward`` gets, see :func:`sar.models.read_call`; ``None``: read there.
         front_end: whose kind of graph and mini-batches that is; ``None`` as by that function.
+        edge_features: columns of edges that one's own model gets, see that function.
     """
 
     model: str = option(
@@ -80,6 +94,13 @@ class ModelOptions:
         TEXT,
         expert=True,
     )
+    edge_features: None | tuple[str, ...] = option(
+        None,
+        "columns of edges that your own model gets, as its signature says, or in graph.edata; "
+        "PARAMETER=NAME says which is which",
+        _COLUMNS,
+        many="+",
+    )
 
     @property
     def is_own(self) -> bool:
@@ -91,11 +112,13 @@ class ModelOptions:
         """Options that do not count for this model."""
         if self.is_own:
             return {"layers", "hidden", "dropout", "batch_norm", "heads"}
-        return {"args", "call", "front_end"} | ({"heads"} if self.model != "gat" else set())
+        return {"args", "call", "front_end", "edge_features"} | (
+            {"heads"} if self.model != "gat" else set()
+        )
 
     def __post_init__(self) -> None:
         check_options(self)
-        for name in ("args", "call", "front_end") if not self.is_own else ():
+        for name in ("args", "call", "front_end", "edge_features") if not self.is_own else ():
             if value := getattr(self, name):
                 raise ValueError(f"{name}: got {value}, expected none for {self.model!r}")
         if self.model == "gat" and self.hidden % self.heads:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sar.cli.inputs import load_rank, put_columns, resolve_parts
+from sar.cli.inputs import load_rank, resolve_parts, stored_columns
 from sar.cli.launch import check_rank_arguments, joined, launch, run_rank
 from sar.cli.outputs import check_writable
 from sar.comm import Group
@@ -70,7 +70,7 @@ def work(args: argparse.Namespace, group: Group, device: torch.device) -> None:
     epoch = load_model(model, content, args.which)
     load_tables(args.checkpoint, content.get("tables", {}), model, None, group)
     call = call_of(model_options, model)
-    put_columns(graph, partition, call)
+    stored_columns(partition, call)
     options = TrainOptions(metric=config["metric"], mfgs="off")
     trainer = Trainer(model, graph, data, options, group=group, call=call)
     logits = trainer.predict()
@@ -87,6 +87,7 @@ def _chosen(config: dict[str, Any], kind: type) -> dict[str, Any]:
     """The options of class ``kind`` that the checkpoint's run had."""
     # files of before do without
     newer: dict[str, Any] = {"args": {}, "call": None, "front_end": None, "target_type": None}
+    newer["edge_features"] = None
     config = newer | config
     missing = [field.name for field in fields(kind) if field.name not in config]
     if missing:

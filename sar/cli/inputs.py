@@ -18,7 +18,8 @@ from sar.comm import Group
 from sar.errors import NotSupportedError, SarError
 from sar.files import remove_left_over, scratch_folder
 from sar.models import Call
-from sar.options import take
+from sar.models.edge_columns import bare
+from sar.options import closest, take
 from sar.partition import child
 from sar.partition.book import EType
 from sar.partition.load import PartitionData, read_book
@@ -85,42 +86,45 @@ def load_rank(
 
 def columns_of(
     call: Call, etypes: Sequence[EType], stored: Collection[str]
-) -> Iterator[tuple[EType, str, str]]:
-    """(relation, name, full name as ``stored``) of the columns of edges that a model gets. Raises
+) -> dict[EType, list[str]]:
+    """Names in the partitions of the columns of edges that a model gets, by relation. Raises
     ``ValueError`` where there is none of the name."""
+    names = dict[EType, list[str]]()
     for name in call.columns:
-        if len(etypes) > 1 and not name.endswith("_dict"):
+        if len(etypes) > 1 and not name.endswith("_dict") and name not in call.read:
             raise ValueError(
                 f"call: got {name!r}, a column of edges of one relation, for several; expected "
                 f"{name}_dict"
             )
-        base, found, known = name.removesuffix("_dict"), 0, list[str]()
-        for etype in etypes:
-            prefix = ":".join(etype) + "/"
-            mine = [key.removeprefix(prefix) for key in stored if key.startswith(prefix)]
-            known += mine
-            if (one := call.stored_name(base, mine)) is not None:
-                found += 1
-                yield etype, base, prefix + one
+        found = dict(_columns_called(call, name, etypes, stored))
         if not found:
-            others = ", ".join(dict.fromkeys(known)) or "none"
-            raise ValueError(f"call: got {name!r}, expected a column of the edges: {others}")
+            known = list(dict.fromkeys(key.rpartition("/")[2] for key in stored))
+            others, near = ", ".join(known) or "none", closest(bare(name), known, quoted=True)
+            raise ValueError(f"call: got {name!r}, expected a column of the edges: {others}{near}")
+        for etype, one in found.items():
+            names.setdefault(etype, []).append(one)
+    return names
 
 
-def put_columns(
-    graph: sar.ShardedGraph, partition: PartitionData, call: Call
-) -> dict[EType, list[str]]:
-    """Give the graph the columns of edges that its model is called with; returns their names in the
-    partitions, by relation. Raises ``ValueError``, alike on every rank, where they hold none of the
-    name."""
-    features, names = partition.edge_features, dict[EType, list[str]]()
-    several = [ntype for ntype in graph.ntypes if f"{ntype}/batch" in partition.node_features]
+def _columns_called(
+    call: Call, name: str, etypes: Sequence[EType], stored: Collection[str]
+) -> Iterator[tuple[EType, str]]:
+    owner = name.rpartition("/")[0]
+    for etype in etypes:
+        prefix = ":".join(etype)
+        if owner in ("", prefix, etype[1]):
+            mine = [key.rpartition("/")[2] for key in stored if key.startswith(f"{prefix}/")]
+            if (one := call.stored_name(bare(name), mine)) is not None:
+                yield etype, one
+
+
+def stored_columns(partition: PartitionData, call: Call) -> dict[EType, list[str]]:
+    """:func:`columns_of` a rank's part; raises, alike on every rank."""
+    ntypes, etypes = partition.book.ntypes, partition.book.canonical_etypes
+    several = [ntype for ntype in ntypes if f"{ntype}/batch" in partition.node_features]
     if several and call.has("batch"):
         raise NotSupportedError(f"call: got batch, and nodes of {several} are of several graphs")
-    for etype, name, key in columns_of(call, graph.canonical_etypes, features):
-        graph[etype].put_edge_column(name, features[key])
-        names.setdefault(etype, []).append(key.rpartition("/")[2])
-    return names
+    return columns_of(call, etypes, partition.edge_features)
 
 
 def cut_into_cache(source: str, parts: int, method: str, seed: int) -> Path:

@@ -14,7 +14,7 @@ from sar.options import closest, options_of
 from sar.run_options import ModelOptions, SampledOptions, TrainOptions
 from sar.words import MODELS
 
-_OF_OWN = ("model", "model_args", "call", "front_end")
+_OF_OWN = ("model", "model_args", "call", "front_end", "edge_features")
 
 
 def model(args: Namespace) -> Iterator[str]:
@@ -24,8 +24,8 @@ def model(args: Namespace) -> Iterator[str]:
             yield f"--heads: got {args.heads}, expected {expected}"
         for key in args.model_args:
             yield f"--model-args: got {key}, which is for a model of your own, not {args.model}"
-        for name in ("call", "front-end"):
-            if getattr(args, name.replace("-", "_")) is not None:
+        for name in ("call", "front-end", "edge-features"):
+            if getattr(args, name.replace("-", "_")):
                 yield f"--{name}: got one, which is for a model of your own, not {args.model}"
         return
     for one in options_of(ModelOptions):
@@ -34,6 +34,8 @@ def model(args: Namespace) -> Iterator[str]:
                 f"{one.title}: is for the built-in models; give arguments of {args.model} as "
                 "--model-args KEY=VALUE"
             )
+    if args.call and args.edge_features:
+        yield "--edge-features: got some and --call, which names columns of edges; expected one"
     yield from check_own(args.model)
 
 

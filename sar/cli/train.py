@@ -14,7 +14,7 @@ import torch
 
 import sar
 from sar._private import prepare_optimizers
-from sar.cli.inputs import columns_of, load_rank, put_columns, resolve_parts
+from sar.cli.inputs import columns_of, load_rank, resolve_parts, stored_columns
 from sar.cli.launch import (
     backend_of,
     check_rank_arguments,
@@ -63,6 +63,7 @@ _TOLD = (
     "input", "epochs", "eval_every", "device", "rounds", "memory_budget", "block_bytes",
     "constant_inputs", "activations", "exchange", "zeros", "structure", "map_features",
 )  # fmt: skip
+_NEW = ("args", "edge_features")  # of models, which older checkpoints do not have
 
 
 def run(args: argparse.Namespace) -> int:
@@ -105,6 +106,9 @@ def _check_graph(args: argparse.Namespace, model: ModelOptions, data: DataOption
         made = try_own(model.model, model.args, book, [] if book.is_homogeneous else having)
         if made is not None:
             _check_call(call_of(model, made), book)
+        elif model.edge_features:
+            names = tuple(word.rpartition("=")[2] for word in model.edge_features)
+            _check_call(Call(read=names), book)
         if made is not None and sampled is not None:
             check_takes_blocks(made, sampled, call_of(model, made))
     if model.is_own or book.is_homogeneous:
@@ -123,7 +127,7 @@ def _check_graph(args: argparse.Namespace, model: ModelOptions, data: DataOption
 def _check_call(call: Call, book: PartitionBook) -> None:
     """Raise now for columns of edges that the partitions do not hold."""
     if call.columns and not book.is_foreign:  # of such a folder whole files are read
-        list(columns_of(call, book.canonical_etypes, read_features(book, 0, "edge_feats")))
+        columns_of(call, book.canonical_etypes, read_features(book, 0, "edge_feats"))
 
 
 def _check_outputs(args: argparse.Namespace) -> None:
@@ -218,7 +222,7 @@ def make_trainer(args: argparse.Namespace, group: Group, device: torch.device) -
         model_options, data.widths, data.num_classes, graph=graph, target_type=data.ntype
     ).to(device)
     call = call_of(model_options, model)
-    columns = put_columns(graph, partition, call)
+    columns = stored_columns(partition, call)
     call.arguments(graph, data.features)  # raises where whole graphs have them not
     if sampled is not None:
         check_takes_blocks(model, sampled, call)
@@ -263,7 +267,7 @@ def kept_config(
     """The options that a resumed run has to share, not its length and its reporting."""
     names = ["lr", "weight_decay", "schedule", "clip_norm", "seed"]
     names += ["warmup"] * bool(train.warmup)  # which older checkpoints do not have
-    made = {name: value for name, value in asdict(model).items() if name != "args" or value}
+    made = {name: value for name, value in asdict(model).items() if name not in _NEW or value}
     found = {**made, **asdict(data)} | {name: getattr(train, name) for name in names}
     found["metric"] = train.metric_for(multilabel)
     if sampled is not None:

@@ -32,7 +32,9 @@ _WIDTH = 16  # of a trial
 
 def call_of(options: ModelOptions, model: nn.Module) -> Call:
     """How the model that these options made is called."""
-    return read_call(model, options.call, options.front_end) if options.is_own else Call()
+    if not options.is_own:
+        return Call()
+    return read_call(model, options.call, options.front_end, options.edge_features or ())
 
 
 def prepare_graph(graph: Any, options: ModelOptions) -> Any:

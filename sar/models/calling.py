@@ -6,7 +6,7 @@ It is read from the signature of ``forward`` once, or said; a front end then fil
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,13 @@ from torch import nn
 
 from sar import registry
 from sar.graph import GraphView
+from sar.models.edge_columns import (
+    argument_of,
+    assign,
+    getters_of,
+    stored_name,
+    usual_names,
+)
 
 _EDGES = ("edge_index", "edge_index_dict")
 _GRAPH = ("graph", "x")
@@ -29,27 +36,28 @@ class Call:
             ``edge_index``, with ``_dict`` behind it where there are several types, ``batch`` (the
             graph of each node), or the name of a column of edges.
         named: columns of edges by the keyword that they go to.
+        read: columns of edges that it reads from the graph itself, and from blocks.
         front_end: whose kind of graph and of mini-batches it is, see :mod:`sar.registry`.
     """
 
     places: tuple[str, ...] = _GRAPH
     named: tuple[tuple[str, str], ...] = ()
     front_end: str = "sar"
+    read: tuple[str, ...] = ()
 
     @property
     def columns(self) -> list[str]:
-        """The columns of edges that the model gets."""
-        found = [*self.places, *(column for _, column in self.named)]
+        """The columns of edges that the model gets or reads."""
+        found = [*self.places, *(column for _, column in self.named), *self.read]
         return list(dict.fromkeys(name for name in found if name not in _KNOWN))
+
+    def stored_name(self, column: str, known: Collection[str]) -> str | None:
+        """Which of the ``known`` columns that partitions hold the model calls ``column``."""
+        return stored_name(column, known, usual_names(self.front_end))
 
     def has(self, name: str) -> bool:
         """Whether the model gets this."""
         return name in self.places or any(name == column for _, column in self.named)
-
-    def stored_name(self, column: str, known: Collection[str]) -> str | None:
-        """Which of the ``known`` columns that partitions hold the model calls ``column``."""
-        other = getattr(registry.front_end(self.front_end), "COLUMNS", {}).get(column)
-        return next((name for name in (column, other) if name in known), None)
 
     def arguments(self, given: Any, features: Any) -> tuple[list[Any], dict[str, Any]]:
         """What the model is called with.
@@ -83,7 +91,12 @@ class Call:
         return f"({', '.join(words)})"
 
 
-def read_call(model: Any, text: str | None = None, front_end: str | None = None) -> Call:
+def read_call(
+    model: Any,
+    text: str | None = None,
+    front_end: str | None = None,
+    edge_features: Sequence[str] = (),
+) -> Call:
     """How ``model``, a module or its class, is called.
 
     Args:
@@ -93,16 +106,32 @@ def read_call(model: Any, text: str | None = None, front_end: str | None = None)
             and others that have no default are columns of edges by these names.
         front_end: by default the one of PyG where there is an ``edge_index``; else that of DGL
             where it is installed, and the library's own where not.
+        edge_features: columns of edges that it gets, in place of those that ``forward`` needs by
+            their names: a column goes to the parameter of its name, or of the name that the
+            library has for it, such as ``edge_weight`` for ``"weight"``; others to the parameters
+            that have no default, in order, or to the only one of such a name.
+            ``"edge_weight=price"`` says it. A model that gets the graph, and has no such parameter,
+            reads them from its ``edata``.
 
     Raises ``ValueError`` where it cannot be told.
     """
-    places, named = _said(text) if text else (_read(model), ())
-    if front_end is None:
-        if any(name in _EDGES for name in places):
-            front_end = "pyg"
-        else:
-            front_end = "dgl" if registry.is_installed("dgl") else "sar"
-    return Call(places, named, front_end)
+    places, named = _said(text) if text else (_read(model), _needed_keywords(model))
+    by_edges = any(name in _EDGES for name in (*places, *dict(named)))
+    if front_end is None and by_edges:
+        front_end = "pyg"
+    elif front_end is None:
+        front_end = "dgl" if registry.is_installed("dgl") else "sar"
+    if not edge_features:
+        return Call(places, named, front_end)
+    if text:
+        raise ValueError(f"edge_features: got {', '.join(edge_features)}, and call names some")
+    takes = [one for one in _parameters(model)[0 if by_edges else 2 :] if one.name not in _KNOWN]
+    found, read = assign(takes, edge_features, usual_names(front_end), not by_edges)
+    if read:
+        return Call(places, named, front_end, read)
+    first = next((i for i, name in enumerate(places) if name not in _KNOWN), len(places))
+    behind = {name: name for name in places[first:] if name in _KNOWN}  # by keyword, too
+    return Call(places[:first], tuple((found | behind).items()), front_end)
 
 
 def _said(text: str) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
@@ -120,9 +149,7 @@ def _said(text: str) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
 
 def _read(model: Any) -> tuple[str, ...]:
     """The places that the signature of ``forward`` says."""
-    forward = model.forward if isinstance(model, nn.Module) else getattr(model, "forward", model)
-    given = [*inspect.signature(forward).parameters.values()]
-    given = given[0 if isinstance(model, nn.Module) else 1 :]
+    given = _parameters(model)
     places = [p for p in given if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     if any(p.kind is p.VAR_POSITIONAL for p in given) and len(places) < 2:
         return _GRAPH
@@ -139,26 +166,44 @@ def _read(model: Any) -> tuple[str, ...]:
     return (*_GRAPH, *needed[2:])
 
 
-def arguments(names: Sequence[str], given: Any, features: Any) -> list[Any]:
-    """Arguments for parameters of these names, of a graph or of a list of blocks."""
-    return arguments_by(_column, names, given, features)
+def _needed_keywords(model: Any) -> tuple[tuple[str, str], ...]:
+    needed = [
+        p.name for p in _parameters(model) if p.kind is p.KEYWORD_ONLY and p.default is p.empty
+    ]
+    return tuple((name, name) for name in needed)
 
 
-def arguments_by(
-    column: Callable[[Any, str], Any], names: Sequence[str], given: Any, features: Any
+def _parameters(model: Any) -> list[inspect.Parameter]:
+    """Of ``forward``, without the model itself."""
+    forward = model.forward if isinstance(model, nn.Module) else getattr(model, "forward", model)
+    return [*inspect.signature(forward).parameters.values()][not isinstance(model, nn.Module) :]
+
+
+Columns = Mapping[Any, Mapping[str, Any]]  # of edges, by relation and name
+
+
+def arguments(
+    names: Sequence[str],
+    given: Any,
+    features: Any,
+    usual: Mapping[str, str],
+    columns_of: Callable[[Any], Columns] = lambda block: block.edge_data,
 ) -> list[Any]:
-    """As :func:`arguments`, where ``column`` reads a column of a block's edges."""
-    found = {"graph": given, "x": features, "x_dict": features}
-    return [found[name] if name in found else _of_all(column, given, name) for name in names]
+    """Arguments for parameters of these names, of a graph or of a list of blocks.
 
+    ``usual``: what partitions call columns that have these names. ``columns_of`` gives the columns
+    of a block's edges.
+    """
 
-def _of_all(column: Callable[[Any, str], Any], given: Any, name: str) -> Any:
-    """A column of edges of a graph or a block; a list of them for a list of blocks."""
-    if isinstance(given, list | tuple):
-        return [_of_all(column, one, name) for one in given]
-    return given.edge_column(name) if isinstance(given, GraphView) else column(given, name)
+    def found(one: Any, name: str) -> Any:
+        if name in given_too:
+            return given_too[name]
+        if isinstance(one, list | tuple):
+            return [found(block, name) for block in one]
+        if isinstance(one, GraphView):
+            return argument_of(getters_of(one), name, usual)
+        columns = columns_of(one).items()
+        return argument_of({etype: of.__getitem__ for etype, of in columns}, name, usual)
 
-
-def _column(block: Any, name: str) -> Any:
-    (columns,) = block.edge_data.values()
-    return columns[name]
+    given_too = {"graph": given, "x": features, "x_dict": features}
+    return [found(given, name) for name in names]

@@ -5,7 +5,7 @@ Its mini-batches are blocks for models that are made of the library's own layers
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -18,15 +18,25 @@ from sar.edges import Relation, build_relation
 from sar.errors import NotSupportedError
 from sar.graph import Scope
 from sar.kernels.device import is_host
-from sar.models.calling import arguments
+from sar.models import calling
 from sar.models.convs import LAYERS
 from sar.partition.arrays import ORIG_EID
 from sar.partition.book import EType
 from sar.sampling.batch import NO_EDGES, Drawn, columns_by_hop, tensors
 from sar.tracing.reducing import aggregate_rows
 
-__all__ = ["BLOCKS", "LAYERS", "SampledBlock", "arguments", "batch_maker", "install", "read_batch"]
+__all__ = [
+    "BLOCKS",
+    "COLUMNS",
+    "LAYERS",
+    "SampledBlock",
+    "arguments",
+    "batch_maker",
+    "install",
+    "read_batch",
+]
 BLOCKS = "sar's blocks"
+COLUMNS = {"edge_weight": "weight", "edge_feat": "feat"}
 _POLICY = Policy(constant_inputs="off")  # the rows of a block are read once
 
 
@@ -46,6 +56,10 @@ def read_batch(batch: Any, input_type: str, name: str, device: Any) -> tuple[Any
     found = blocks[0].src_data
     features = {ntype: columns[name] for ntype, columns in found.items() if name in columns}
     return blocks, features, blocks[-1].dst_data[input_type]["input_id"]
+
+
+def arguments(names: Sequence[str], given: Any, features: Any) -> list[Any]:
+    return calling.arguments(names, given, features, COLUMNS)
 
 
 class SampledBlock:

@@ -38,6 +38,7 @@ from sar.errors import SarError
 from sar.files import scratch_folder
 from sar.kernels.device import is_host
 from sar.models import Call, ModelOptions, build_model, call_of, prepare_graph
+from sar.models.edge_columns import bare
 from sar.partition.arrays import ETYPE_HOMO, NTYPE_HOMO, GraphArrays
 from sar.partition.write import write_partitions
 from sar.tracing.edge_rows import EdgeRows
@@ -145,7 +146,7 @@ class _Run:
         self.model = build_model(work.model, work.features, work.classes, graph=self.graph)
         self.call = call_of(work.model, self.model)
         for name in self.call.columns:
-            self.graph.put_edge_column(name, _column(self.call, name, work, self.graph.num_edges()))
+            self.graph.put_edge_column(*_column(self.call, name, work, self.graph.num_edges()))
         sar.sync_params(self.model, group=group)
         sar.set_activations(self.model, work.activations)
         self.graph = self.graph.with_policy(whole)  # a new one knows the layers imported since
@@ -168,14 +169,14 @@ class _Run:
             log.clear()
 
 
-def _column(call: Call, name: str, work: Work, edges: int) -> Tensor:
-    """Zeros in place of what a model gets of edges."""
-    found = call.stored_name(name, work.columns)
+def _column(call: Call, name: str, work: Work, edges: int) -> tuple[str, Tensor]:
+    """The name of a column that a model gets of edges, and zeros in its place."""
+    found = call.stored_name(bare(name), work.columns)
     if found is None:
         known = ", ".join(work.columns) or "none"
         raise ValueError(f"call: got {name!r}, expected a column of the edges: {known}")
     about = work.columns[found]
-    return torch.zeros([edges, *about["shape"]], dtype=getattr(torch, about["dtype"]))
+    return found, torch.zeros([edges, *about["shape"]], dtype=getattr(torch, about["dtype"]))
 
 
 def _random_edges(nodes: int, degree: int, ends: str) -> tuple[Tensor, Tensor]:

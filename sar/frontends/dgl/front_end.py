@@ -10,10 +10,12 @@ from torch import Tensor
 from sar.frontends.dgl.adapters import LAYERS
 from sar.frontends.dgl.batches import dgl_blocks, dgl_subgraph
 from sar.frontends.dgl.patches import install
-from sar.models.calling import arguments_by
+from sar.models import calling
 
-__all__ = ["BLOCKS", "LAYERS", "arguments", "batch_maker", "install", "read_batch"]
+__all__ = ["BLOCKS", "COLUMNS", "LAYERS", "arguments", "batch_maker", "install", "read_batch"]
 BLOCKS = "DGL's blocks"
+COLUMNS = {"edge_weight": "weight", "eweight": "weight", "etype": "type", "etypes": "type"}
+COLUMNS |= dict.fromkeys(("efeat", "efeats", "edge_feat", "edge_feats", "edge_attr"), "feat")
 
 
 def batch_maker(subgraph_type: str) -> Callable[[Any], Any]:
@@ -29,4 +31,8 @@ def read_batch(batch: Any, input_type: str, name: str, device: Any) -> tuple[Any
 
 
 def arguments(names: Sequence[str], given: Any, features: Any) -> list[Any]:
-    return arguments_by(lambda block, name: block.edata[name], names, given, features)
+    return calling.arguments(names, given, features, COLUMNS, _edge_columns)
+
+
+def _edge_columns(block: Any) -> dict[Any, Any]:
+    return {etype: block.edges[etype].data for etype in block.canonical_etypes}

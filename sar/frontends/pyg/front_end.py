@@ -11,6 +11,7 @@ from torch import Tensor
 
 from sar.frontends.pyg import functions  # noqa: F401  (fills in what is known of indices)
 from sar.frontends.pyg.batches import pyg_data
+from sar.frontends.pyg.columns import edge_name
 from sar.frontends.pyg.data import check_library
 from sar.frontends.pyg.graph import EdgeGraph
 from sar.frontends.pyg.groups import NodeGroups
@@ -18,12 +19,14 @@ from sar.frontends.pyg.index import ShardedEdgeIndex
 from sar.frontends.pyg.layers import LAYERS
 from sar.frontends.pyg.patches import install
 from sar.graph import GraphView
+from sar.models.edge_columns import bare, by_relation, getters_of
 from sar.partition.arrays import ETYPE_HOMO, NTYPE_HOMO
 from sar.partition.book import EType
 
 __all__ = ["BLOCKS", "COLUMNS", "LAYERS", "arguments", "batch_maker", "install", "read_batch"]
 BLOCKS = None
-COLUMNS = {"edge_attr": "feat", "edge_weight": "weight", "edge_time": "time"}
+COLUMNS = {"edge_attr": "feat", "edge_weight": "weight", "edge_time": "time", "edge_type": "type"}
+_OF_NODES = ("n_id", "num_nodes", "num_sampled_nodes", "batch")  # what batches have of nodes
 
 
 def batch_maker(subgraph_type: str) -> Callable[[Any], Any]:
@@ -53,7 +56,7 @@ _INDICES: WeakKeyDictionary[GraphView, dict[EType, ShardedEdgeIndex]] = WeakKeyD
 
 def _of_graph(graph: GraphView, name: str, features: Any) -> tuple[Mapping[Any, Any], bool]:
     """Rows, edge indices, or lazy columns of edges, by type; whether there is one type."""
-    base, is_one = name.removesuffix("_dict"), graph.is_homogeneous
+    base, is_one = bare(name), graph.is_homogeneous
     if base == "x":
         return _by_type(features, graph.ntypes), is_one
     if graph not in _INDICES:
@@ -65,16 +68,9 @@ def _of_graph(graph: GraphView, name: str, features: Any) -> tuple[Mapping[Any, 
         return {ntype: _one_graph(graph, ntype) for ntype in graph.ntypes}, is_one
     if base == "edge_index":
         return _INDICES[graph], is_one
-    found: dict[EType, Tensor] = {}
-    for etype, index in _INDICES[graph].items():
-        try:
-            values = graph._over(graph._store, [etype]).edge_column(base)
-        except KeyError:
-            if is_one:
-                raise
-            continue  # of the relations some have the column
-        found[etype] = index.graph.edge_columns(values, base)
-    return found, is_one
+    found = by_relation(getters_of(graph), base, COLUMNS)
+    graphs = {etype: index.graph for etype, index in _INDICES[graph].items()}
+    return {e: graphs[e].edge_columns(values, base) for e, values in found.items()}, is_one
 
 
 def _one_graph(graph: GraphView, ntype: str) -> NodeGroups:
@@ -88,7 +84,7 @@ def _by_type(features: Any, ntypes: Sequence[str]) -> Mapping[str, Tensor]:
 
 def _of_batch(data: Any, name: str, features: Any) -> tuple[Mapping[Any, Any], bool]:
     """The same of a mini-batch."""
-    base, ntypes = name.removesuffix("_dict"), getattr(data, "node_types", [NTYPE_HOMO])
+    base, ntypes = bare(name), getattr(data, "node_types", [NTYPE_HOMO])
     is_one = len(ntypes) == len(getattr(data, "edge_types", ntypes)) == 1
     if base == "x":
         return _by_type(features, ntypes), is_one
@@ -96,7 +92,9 @@ def _of_batch(data: Any, name: str, features: Any) -> tuple[Mapping[Any, Any], b
         stores = dict(zip(ntypes, data.node_stores, strict=True))
         zeros = {n: torch.zeros(s.num_nodes, dtype=torch.int64) for n, s in stores.items()}
         return {n: one.to(stores[n].n_id.device) for n, one in zeros.items()}, is_one
-    for one in (base, COLUMNS.get(base, base)):
+    is_data = not hasattr(data, "edge_types")
+    for stored in (base, COLUMNS.get(base, base)):
+        one = stored if base == "edge_index" else edge_name(stored, _OF_NODES if is_data else None)
         if hasattr(data, "edge_types"):
             found = data.collect(one, allow_empty=True)
         else:
