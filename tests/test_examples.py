@@ -28,7 +28,7 @@ SCRIPTS = [
     "appnp.py", "sign.py", "correct_and_smooth.py", "link_prediction.py", "sampled_sage.py",
     "sampled_pyg.py", "sampled_links.py --epochs=12", "sampled_temporal.py",
     "pyg_gcn.py", "pyg_gat.py --norm=graph", "pyg_own_layer.py",
-    "pyg_links.py",
+    "pyg_links.py", "own_layers.py",
 ]  # fmt: skip
 HETERO, SAMPLED_HETERO, SERVED = "rgcn_hetero.py", "sampled_hetero.py", "server_client.py"
 PYG_HETERO = "pyg_hetero.py"

@@ -43,8 +43,9 @@ class LayerRow:
         calls: how often it is called.
         implementation: what computes it: ``"fused"``, ``"fused, recomputed"``, ``"attention
             kernel"``, ``"edge program"``, ``"mailbox"``, ``"sum"`` (or mean), ``"extreme"`` (max or
-            min), ``"shared rows"`` (sums that came with another layer's), ``"dense"`` (nothing over
-            edges); several in their order, joined by ``" + "``.
+            min), ``"shared rows"`` (sums that came with another layer's), ``"halo"``, ``"rounds"``
+            and ``"fetch"`` (:func:`sar.halo`, :func:`sar.sum_rounds`, :func:`sar.fetch`),
+            ``"dense"`` (nothing over edges); several in their order, joined by ``" + "``.
         why_not_fused: ``None`` where it is, and where nothing goes over edges.
         sent_rows, sent_bytes, received_rows, received_bytes: to and from other ranks.
         saved_bytes: in memory for backward: what autograd and the layer hold, without parameters,

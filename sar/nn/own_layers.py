@@ -54,7 +54,7 @@ def halo(graph: Any, x: Tensor, *, etype: str | EType | None = None) -> Tensor:
     with _agreed("halo", graph, _by_name(etype), {"etype": etype}) as call:
         view, relation = _relation_of(call.said, etype)
         call.rows(x, relation.num_src, "source")
-    _watch(view, x)
+    _tell(view, "halo", x)
     return halo_rows(relation.plan, x, view.policy)
 
 
@@ -125,7 +125,7 @@ def sum_rounds(
         for number, other in enumerate(others):
             expect.tensor(other, f"others[{number}]")
         call.rows(x, relation.num_src, "source")
-    _watch(view, x, *others)
+    _tell(view, "rounds", x, *others)
     return sum_over_rounds(relation, part, x, others, view.policy, TORCH_CAPTURES)
 
 
@@ -164,7 +164,7 @@ def fetch(
         if ids.dtype.is_floating_point or ids.dtype.is_complex or ids.dtype == torch.bool:
             raise TypeError(f"ids: got {ids.dtype}, expected integers")
         call.rows(x, len(view.source_rows(kind)), "node")
-    _watch(view, x)
+    _tell(view, "fetch", x)
     nids, place = _global_ids(view, kind, ids.detach().cpu().long(), original)
     _, owner, row = view._store.book.locate(nids)
     found = rows_of_owners(x, owner, row, view.policy, view.group)
@@ -273,7 +273,9 @@ def _relation_of(said: GraphArgument, etype: str | EType | None) -> tuple[GraphV
     return view, as_stored(view.scope(etype).relation, "graph")
 
 
-def _watch(view: GraphView, *rows: Tensor) -> None:
-    """Compare now and then what rows depend on, over ranks; a layer that gets the graph does it."""
+def _tell(view: GraphView, what: str, *rows: Tensor) -> None:
+    """Say what runs. What rows depend on is compared over ranks now and then, where no layer of the
+    graph's library does it."""
+    view.group.meter.tell(what)
     if all(call.module is None for call in current.stack):
         watch_rows(lambda: rows, view.group)
