@@ -40,35 +40,43 @@ class Began:
 
 
 def test_a_step_begins_when_the_one_before_has_ended() -> None:
-    """Exchanges of four ranks over some distances."""
-    begun, counts = SimpleQueue(), ([1] * 4, [1] * 4)
+    """Exchanges of four ranks over some distances; no message is without rows."""
+    begun, counts, looks = SimpleQueue(), ([1] * 4, [1, 1, 1, 0]), SimpleQueue()
 
-    def begin(message: Message) -> Began:
-        begun.put((message.source, message.is_back, one := Began()))
+    def begin(message: Message, number: int) -> Began:
+        begun.put((message, number, one := Began()))
         return one
 
     def exchange(*distances: int) -> Any:
-        return paced.exchange(torch.zeros(4, 1), torch.zeros(4, 1), *counts, distances)
+        return paced.exchange(torch.zeros(4, 1), torch.zeros(3, 1), *counts, distances)
 
-    paced = Paced(0, begin)
+    def step(count: int) -> tuple[list, list[Began]]:
+        """What ``count`` messages are, and their ends; nothing else has begun."""
+        found = [begun.get(timeout=20) for _ in range(count)]
+        time.sleep(0.05)
+        assert begun.empty()
+        return [(one.peer, one.is_sent, one.is_back, n) for one, n, _ in found], [
+            e for *_, e in found
+        ]
+
+    paced = Paced(0, begin, lambda: looks.put(1))
     first, second, done = exchange(1, 2), exchange(3), threading.Event()
     second.when_done(done.set)
-    source, _, message = begun.get(timeout=20)
-    time.sleep(0.05)
-    assert source == 1 and begun.empty()
+    told, (message,) = step(1)
+    assert told == [(1, False, False, 0)]  # nothing goes to rank 3
     message.end()
-    both = [begun.get(timeout=20) for _ in range(2)]  # rank 2 is either way
-    assert [(source, is_back) for source, is_back, _ in both] == [(2, False), (2, True)]
-    both[0][2].end()
+    told, both = step(2)
+    assert told == [(2, False, True, 0), (2, True, False, 0)]  # rank 2 is either way
+    both[0].end()
     time.sleep(0.05)
     assert begun.empty(), "both have to end"
-    both[1][2].end()
+    both[1].end()
     first.wait()
-    source, _, message = begun.get(timeout=20)
-    assert source == 3 and not done.is_set()
-    message.end()
+    told, last = step(2)
+    assert told == [(3, False, False, 1), (1, True, False, 1)] and not done.is_set()
+    threading.Timer(1.5, lambda: [one.end() for one in last]).start()
     second.wait()
-    assert done.wait(20) and paced.close(20) is None
+    assert done.wait(20) and paced.close(20) is None and not looks.empty()
 
 
 MEET = """

@@ -203,8 +203,8 @@ class Group:
         Args:
             recv: [sum(recv_counts), ...] rows grouped by the rank they come from.
             send: [sum(send_counts), ...] rows grouped by the rank they go to.
-            distances: for a large exchange, on all ranks alike: rows travel from rank r + d to
-                rank r for these d alone. The transport may send one distance after another.
+            distances: on all ranks alike: rows travel from rank r + d to rank r for these d alone.
+                The transport may send one distance after another, and no message without rows.
         """
         if send.requires_grad or recv.requires_grad:
             refuse_gradients("exchange", send, recv)

@@ -26,6 +26,7 @@ _T = TypeVar("_T")
 
 _OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
 _SETTLE_SECONDS = 3.0  # for large messages to end
+_TAGS = 1 << 30  # of messages, which torch has as ints of 32 bits
 _LOOK = timedelta(seconds=1)  # from one look at whether a rank has left to the next
 
 
@@ -62,8 +63,6 @@ class ProcessGroup(Group):
         self._timeout, self._is_closed = timeout, False
         self._small: Any = self._torch_group()
         self._rows: Any = None  # where they travel over torch's groups
-        self._steps: Any = None  # those of large exchanges
-        self._back: Any = None  # the other direction of pairs that send to each other in one step
         self._sums: Any = None
         self._is_gloo = self.size > 1 and dist.get_backend(self._small) == "gloo"
         self._host: HostMemory | None = None
@@ -76,10 +75,8 @@ class ProcessGroup(Group):
             self._host.board, self.transport, self.has_wire = board, self._host, False
         elif self.size > 1:
             self._rows = self._torch_group()
-            if self._is_gloo:
-                self._paced = Paced(self.rank, self._begin_message)
-                self._steps = self._torch_group()
-                self._back = self._torch_group() if self.size % 2 == 0 else None
+            if self._is_gloo and device.type == "cpu":
+                self._paced = Paced(self.rank, self._begin_message, self._check_others)
         self._beside: list[ProcessGroup] = []
 
     def torch_group(self) -> Any:
@@ -178,12 +175,13 @@ class ProcessGroup(Group):
             return self._paced.exchange(recv, send, *counts, distances)
         return self._begin(recv, send, *counts, self._rows)
 
-    def _begin_message(self, message: Message) -> Work:
-        counts = [0] * self.size, [0] * self.size
-        counts[0][message.source] = len(message.recv)
-        counts[1][message.target] = len(message.send)
-        group = self._back if message.is_back else self._steps
-        return self._begin(message.recv, message.send, *counts, group)
+    def _begin_message(self, message: Message, number: int) -> Work:
+        """Messages have tags, so they need no group of their own beside collectives, which gloo
+        tells apart by counting."""
+        group = self._small if message.is_back else self._rows
+        call = group.send if message.is_sent else group.recv
+        work = self._call(call, [message.rows], message.peer, number % _TAGS)
+        return _TorchWork(work, self._call, None)
 
     def _begin(
         self, recv: Tensor, send: Tensor, recv_counts: list[int], send_counts: list[int], group: Any
@@ -253,8 +251,8 @@ class ProcessGroup(Group):
         self._end_steps()
         if self._host is not None:
             self._host.close()
-        groups = [self._small, self._rows, self._steps, self._back, self._sums]
-        self._small = self._rows = self._steps = self._back = self._sums = None
+        groups = [self._small, self._rows, self._sums]
+        self._small = self._rows = self._sums = None
         used = self._spare.setdefault(tuple(self._members), [])
         used += [group for group in groups if group is not None]
         if self._first is None:

@@ -9,7 +9,6 @@ from typing import Any
 from sar.plan.probe import Costs, Work, measure_costs
 from sar.plan.statistics import GraphStatistics
 from sar.run_options import ModelOptions
-from sar.stream.plan import LARGE
 
 CLASSES = 16  # of a model where their number is unknown
 _MOST = 1024  # ranks of an estimate, whose rows are counted for each pair
@@ -181,11 +180,9 @@ def _collectives(
     peers, rounds, messages = graph.size - 1, 0, costs.reductions
     if not peers:
         return 0.0
-    for kind, sizes in by_kind.items():
-        for size in sizes:
-            busiest = max(rows.in_flight(rank, 1) for rank, rows in enumerate(graph.rows(kind)))
-            rounds += setting.rounds - 1
-            messages += peers if busiest * size >= 2 * peers * LARGE else setting.rounds
+    for sizes in by_kind.values():
+        rounds += len(sizes) * (setting.rounds - 1)
+        messages += len(sizes)  # to each other rank, in whatever round
     return rounds * costs.round_seconds + messages * peers * costs.message_seconds
 
 

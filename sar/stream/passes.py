@@ -190,7 +190,6 @@ class Stream:
         self._messages, self._window, self._ahead = messages, window, ahead
         self._waiting, self._flights = deque(rounds), deque[Flight]()
         self._halo: Tensor | None = None
-        self._is_large = messages.row_bytes >= messages.plan.large_row_bytes
         if rounds:
             self._post()
 
@@ -200,7 +199,7 @@ class Stream:
             step = self._waiting.popleft()
             send, send_counts = messages.sent(step)
             recv, recv_counts = messages.received(step)
-            distances = step.distances if self._is_large else ()
+            distances = plan.paced(step, messages.row_bytes)
             work = plan.group.exchange(recv, send, recv_counts, send_counts, distances)
             if plan.group.meter.notes is not None:
                 plan.group.meter.count_rows(step.num_send, step.num_recv)
@@ -298,9 +297,7 @@ class GradientReturn:
         plan = self._messages.plan
         send, send_counts = self._messages.sent(step, grads)
         recv, recv_counts = self._messages.received(step)
-        distances: Sequence[int] = ()
-        if self._messages.row_bytes >= plan.large_row_bytes:
-            distances = [-distance for distance in step.distances]
+        distances = [-distance for distance in plan.paced(step, self._messages.row_bytes)]
         work = plan.group.exchange(recv, send, recv_counts, send_counts, distances)
         if plan.group.meter.notes is not None:
             plan.group.meter.count_rows(step.num_recv, step.num_send)

@@ -178,6 +178,12 @@ class HaloPlan:
         moved.device = device
         return moved
 
+    def paced(self, step: Round, row_bytes: int) -> range:
+        """The distances that rows of a round travel one after another; none where all travel at
+        once: few rows, in one round. The same on all ranks."""
+        is_part = len(step.distances) < self.group.size - 1
+        return step.distances if is_part or row_bytes >= self.large_row_bytes else range(0)
+
     def rounds(self, num_rounds: int) -> tuple[Round, ...]:
         """Peers at distance 1 .. P-1, cut into ``num_rounds`` runs of distances; kept."""
         if num_rounds not in self._steps:  # a functools.cache would refer back to the plan
