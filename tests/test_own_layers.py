@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 from typing import Any
 
 import pytest
 import torch
+from harness import WorkerPool
 from harness.graphs import mixed, sample
 from harness.parts import Cutter
 from harness.rows import Part, whole
@@ -258,3 +262,123 @@ def test_parameters_that_no_argument_names(use: str, trained: bool, partitioned:
             close(x2.grad, (0 * x if x.grad is None else x.grad)[part.nodes])
 
     run_threads(4, case)
+
+
+def products(rows: Tensor, src: Tensor, dst: Tensor, _: Any, x: Tensor) -> Tensor:
+    return torch.zeros_like(x).index_add(0, dst, torch.tanh(rows[src] * x[dst]))
+
+
+def by_halo(graph: Any, x: Tensor) -> Tensor:
+    return products(torch.cat([x, sar.halo(graph, x)]), *sar.local_edges(graph), None, x)
+
+
+def by_rounds(graph: Any, x: Tensor) -> Tensor:
+    return sar.sum_rounds(graph, products, x, x)
+
+
+def of_all(graph: Any, x: Tensor) -> Tensor:
+    return sar.fetch(graph, x, torch.arange(graph.num_nodes_global())).tanh().sum(0) * x
+
+
+def alone(call: Any, values: Tensor) -> tuple[Tensor, Tensor]:
+    """What ``call`` gives in one process, and the gradient of its squares' sum."""
+    x = values.clone().requires_grad_()
+    src, dst = mixed().edges[ETYPE_HOMO]
+    out = x.tanh().sum(0) * x if call is of_all else products(x, src, dst, None, x)
+    return out.detach(), torch.autograd.grad(out.square().sum(), x)[0]
+
+
+CALLS = {"halo": by_halo, "sum_rounds": by_rounds, "fetch": of_all}
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpoints_make_it_again(name: str, reentrant: bool, partitioned: Cutter) -> None:
+    values = whole(57, (4,), seed=3)
+    want, dwant = alone(CALLS[name], values)
+    path = partitioned(mixed(), 4, "adversarial")
+
+    def case(group: Any) -> None:
+        part = Part(group, path)
+        x = part.node_rows(values)
+
+        def call(x: Tensor) -> Tensor:
+            return CALLS[name](part.graph, x)
+
+        out = checkpoint(call, x, use_reentrant=reentrant)
+        close(out, want[part.nodes])
+        out.square().sum().backward()
+        close(x.grad, dwant[part.nodes])
+        with pytest.raises(sar.NotSupportedError, match="create_graph"):
+            torch.autograd.grad(call(x).square().sum(), x, create_graph=True)
+
+    run_threads(4, case)
+
+
+def case_of_processes(group: Any, path: str, values: Tensor) -> dict[str, tuple[Tensor, ...]]:
+    part = Part(group, path, POLICIES["two rounds"])
+    found = {}
+    for name, call in CALLS.items():
+        x = part.node_rows(values)
+        out = call(part.graph, x)
+        found[name] = part.nodes, out.detach(), torch.autograd.grad(out.square().sum(), x)[0]
+    return found
+
+
+def test_processes(partitioned: Cutter, either: WorkerPool) -> None:
+    values = whole(57, (4,), seed=3)
+    ranks = either.run(3, case_of_processes, partitioned(mixed(), 3, "random"), values)
+    for name, call in CALLS.items():
+        want, dwant = alone(call, values)
+        for nodes, out, dx in (rank[name] for rank in ranks):
+            close(out, want[nodes])
+            close(dx, dwant[nodes])
+
+
+def case_killed(group: Any, path: str, name: str, when: str) -> tuple[str, float]:
+    """Rank 1 is killed; the others tell what they got, and when."""
+    part = Part(group, path)
+    x = part.node_rows(whole(57, (4,), seed=3))
+    out = CALLS[name](part.graph, x)
+    begun = time.monotonic()
+    if group.rank == 1 and when == "forward":
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        again = CALLS[name](part.graph, x) if when == "forward" else out
+        if group.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        again.sum().backward()
+    except sar.CommError as error:
+        return str(error), time.monotonic() - begun
+    return "nothing", 0.0
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("when", ["forward", "backward"])
+def test_a_killed_rank_ends_the_others(
+    name: str, when: str, partitioned: Cutter, sockets: WorkerPool
+) -> None:
+    path = partitioned(mixed(), 2, "random")
+    results = sockets.run(2, case_killed, path, name, when, timeout=30.0, may_die={1})
+    words, seconds = results[0]
+    assert words.startswith("rank 0: ") and "rank 1: died or left early" in words
+    assert seconds < 25, "before the timeout"
+
+
+def test_random_numbers_are_those_of_forward(partitioned: Cutter) -> None:
+    """Of a function that is linear in its rows, <dx, x> is the sum of the results."""
+    path = partitioned(mixed(), 3, "random")
+
+    def case(group: Any) -> None:
+        part = Part(group, path)
+        x = part.node_rows(whole(57, (4,), seed=3))
+
+        def dropped(rows: Tensor, src: Tensor, dst: Tensor, _: Tensor) -> Tensor:
+            rows = torch.nn.functional.dropout(rows[src], 0.5)
+            return torch.zeros(len(x), 4, dtype=rows.dtype).index_add(0, dst, rows)
+
+        out = sar.sum_rounds(part.graph, dropped, x)
+        out.sum().backward()
+        close(group.all_reduce((x.grad * x).sum().detach()), group.all_reduce(out.sum().detach()))
+
+    run_threads(3, case)

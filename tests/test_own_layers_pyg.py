@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch_geometric import nn
 from torch_geometric.data import Data
+from torch_geometric.utils import add_self_loops
 
 import sar
 import sar.pyg
@@ -134,6 +135,47 @@ def test_rows_of_every_type(dtype: torch.dtype, shape: tuple, partitioned: Cutte
     run_threads(3, case)
 
 
+def test_other_edges_of_the_graph(cut_in_three: str) -> None:
+    """Fewer edges, added loops and blocks read their own rows; turned round they are refused."""
+    import dgl
+
+    src, dst = mixed().edges[("_N", "_E", "_N")]
+    values = rows_of(57, (3,), seed=1)
+
+    def case(group: Any) -> None:
+        part = Part(group, cut_in_three)
+        index = sar.pyg.construct_full_graph(part.data).edge_index
+        x, nodes, eids = part.node_rows(values, grad=False), part.nodes, part.edges
+        starts, ends = src[eids], dst[eids]
+        no_loops, loops = starts != ends, add_self_loops(index, num_nodes=len(x))[0]
+        every = torch.cat([starts, nodes]), torch.cat([ends, nodes])
+        edges = [
+            (index[:, index[0] != index[1]], (starts[no_loops], ends[no_loops])),
+            (loops, every), (dgl.add_self_loop(part.graph), every),
+        ]  # fmt: skip
+        for some, (begin, end) in edges:
+            rows, mine = torch.cat([x, sar.halo(some, x)]), sar.local_edges(some)
+            assert torch.equal(rows[mine[0]], values[begin]) and torch.equal(nodes[mine[1]], end)
+        seeds = part.graph.ndata["_ID"][::2]
+        for block in sar.construct_mfgs(part.data, seeds, 2):
+            h = x[block.source_rows("_N")]
+            rows, mine = torch.cat([h, sar.halo(block, h)]), sar.local_edges(block)
+            sums = (
+                torch.zeros(block.num_dst_nodes(), 3).double().index_add(0, mine[1], rows[mine[0]])
+            )
+            torch.testing.assert_close(sums, block.aggregate(h, "sum"), rtol=1e-12, atol=1e-12)
+            with pytest.raises(ValueError, match="graph: got a block"):
+                sar.fetch(block, h, torch.arange(1))
+        for call in (sar.halo, lambda edges, x: sar.sum_rounds(edges, add, x, x)):
+            with pytest.raises(ValueError, match="graph: got edges turned round"):
+                call(index.flip(0), x)
+        with pytest.raises(ValueError, match="graph: got edges turned round"):
+            sar.local_edges(index.flip(0))
+        assert torch.equal(sar.fetch(index.flip(0), x, nodes), x)
+
+    run_threads(3, case)
+
+
 @settings(max_examples=25, deadline=None)
 @given(asked=st.lists(st.lists(st.integers(0, 56), max_size=8), min_size=3, max_size=3))
 def test_any_ids_on_any_rank(asked: list[list[int]], cut_in_three: str) -> None:
@@ -212,12 +254,15 @@ WRONG: dict[str, tuple[Callable[[Any, Tensor], Any], type[Exception], str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("what", WRONG)
-@pytest.mark.parametrize("on_all", [False, True])
+ONE_ALONE = ("another width", "another type", "a gradient")  # no error where all do it
+
+
+@pytest.mark.parametrize(
+    ("what", "on_all"),
+    [(what, on_all) for what in WRONG for on_all in {False, what not in ONE_ALONE}],
+)
 def test_what_does_not_fit_is_told_on_all_ranks(what: str, on_all: bool, cut_in_three: str) -> None:
     wrong, kind, words = WRONG[what]
-    if on_all and what in ("another width", "another type", "a gradient"):
-        pytest.skip("no error where all do it")
     name = "fetch" if "fetch" in str(wrong.__code__.co_names) else "halo"
     name = "sum_rounds" if "sum_rounds" in wrong.__code__.co_names else name
 
@@ -233,5 +278,24 @@ def test_what_does_not_fit_is_told_on_all_ranks(what: str, on_all: bool, cut_in_
             wrong(part.graph, x) if on_all or group.rank == 1 else right[name]()
         assert words in str(caught.value)
         right[name]()
+
+    run_threads(3, case)
+
+
+def test_a_part_that_fails_in_backward_is_told_on_all_ranks(cut_in_three: str) -> None:
+    def case(group: Any) -> None:
+        part, calls = Part(group, cut_in_three), list[int]()
+        x = part.node_rows(rows_of(57, (4,), seed=3))
+
+        def fails(*given: Any) -> Tensor:
+            calls.append(1)
+            if group.rank == 1 and len(calls) > 4:
+                raise KeyError("second time")
+            return add(*given)
+
+        out = sar.sum_rounds(part.graph, fails, x, x)
+        with pytest.raises(KeyError, match="rank 1: sum_rounds: .*second time"):
+            out.sum().backward()
+        assert len(sar.sum_rounds(part.graph, add, x, x)) == len(x)
 
     run_threads(3, case)
