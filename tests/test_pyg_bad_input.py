@@ -178,6 +178,9 @@ USES: dict[str, Callable[[Any], Any]] = {
     "cat of ShardedEdgeIndex, EdgeIndex": lambda d: torch.cat(
         [d.edge_index, EdgeIndex([[0], [1]], sparse_size=(2, 2))], 1
     ),
+    "FastRGCNConv: x: got whole numbers": lambda d: layers.FastRGCNConv(57, 5, 3)(
+        d.n_id, d.edge_index, d.edge_index.graph.edge_columns(torch.zeros(d.num_edges).long())
+    ),
     "EdgeIndex|detach|alias|as_subclass": lambda d: EdgeIndex(d.edge_index),
     "min.dim of": lambda d: torch.sparse_coo_tensor(d.edge_index, torch.ones(d.num_edges)),
     "to_dense_adj|batch|sum|view|mul|index": lambda d: utils.to_dense_adj(d.edge_index),
@@ -253,6 +256,43 @@ def test_a_graph_in_place_of_its_edges_is_refused(partitioned: Cutter) -> None:
         with pytest.raises(TypeError, match="edges: got a ShardedGraph, expected edge_index of"):
             layers.GCNConv(WIDTH, 2)(rows, graph)
 
+    run_threads(PARTS, run)
+
+
+PLAIN: dict[str, Callable[[Tensor, int], Tensor]] = {
+    "all edges": lambda edges, own: edges,
+    "all edges, by ids that a rank has": lambda edges, own: edges % own,
+    "some edges": lambda edges, own: edges[:, ::2],
+}
+
+
+@pytest.mark.parametrize("name", PLAIN)
+@pytest.mark.parametrize("kind", ["GCNConv", "SAGEConv", "LabelPropagation"])
+def test_edges_that_are_not_cut_are_refused(kind: str, name: str, partitioned: Cutter) -> None:
+    edges = torch.stack(graphs.mixed().edges[ETYPE_HOMO])
+    made = {"LabelPropagation": lambda: layers.LabelPropagation(2, 0.5)}
+    layer = made.get(kind, lambda: getattr(layers, kind)(WIDTH, WIDTH))().double()
+
+    def use(data: Any) -> None:
+        layer(data.x, PLAIN[name](edges, data.num_nodes))
+
+    for message in refusals(partitioned(graphs.mixed(), PARTS), use, ValueError):
+        assert message.startswith(f"{kind}: edges: got a plain tensor (2, ")
+
+
+@pytest.mark.filterwarnings("ignore:scatter by a plain index sums each rank")
+def test_edges_among_the_rows_of_a_rank_are_its_own_affair(partitioned: Cutter) -> None:
+    edges = torch.stack(graphs.mixed().edges[ETYPE_HOMO])
+    layer = layers.GCNConv(WIDTH, 2).double()
+
+    def run(group: Any) -> None:
+        data = data_of(path)
+        own = data.num_nodes
+        layer(data.x, edges[:, (edges < own).all(0)])
+        layer(torch.ones(57, WIDTH).double(), edges)
+        layer((data.x, data.x)[0], torch.empty(2, 0, dtype=torch.int64))
+
+    path = partitioned(graphs.mixed(), PARTS)
     run_threads(PARTS, run)
 
 

@@ -15,10 +15,11 @@ from harness.parts import Cutter
 from torch import Tensor, nn
 from torch_geometric import __version__
 from torch_geometric import nn as pyg
+from torch_geometric.utils import add_self_loops, softmax
 
 import sar
 import sar.pyg
-from sar.partition.arrays import NTYPE_HOMO
+from sar.partition.arrays import ETYPE_HOMO, NTYPE_HOMO
 
 WIDTH = 6
 RNG = torch.Generator().manual_seed(1)
@@ -192,6 +193,35 @@ def test_originals_come_back(partitioned: Cutter) -> None:
         assert "__init_subclass__" not in vars(pyg.MessagePassing)
     finally:
         patches.install()
+
+
+class Weighted(pyg.MessagePassing):
+    """A layer of the user's that TorchScript compiles; PyG's utilities are called in it."""
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        edge_index, _ = add_self_loops(edge_index)
+        weight = softmax(x[edge_index[0], 0], edge_index[1])
+        return self.propagate(edge_index, x=x, weight=weight)
+
+    def message(self, x_j: Tensor, weight: Tensor) -> Tensor:
+        return weight.view(-1, 1) * x_j
+
+
+SCRIPTED = {
+    "GCNConv": lambda: pyg.GCNConv(WIDTH, 4), "GraphConv": lambda: pyg.GraphConv(WIDTH, 4),
+    "SAGEConv": lambda: pyg.SAGEConv(WIDTH, 4, aggr="max"), "of a user": Weighted,
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+@pytest.mark.parametrize("name", SCRIPTED)
+def test_torchscript_compiles_layers_once_a_graph_was_made(name: str, partitioned: Cutter) -> None:
+    """On edges of one process, as it compiles what PyG wrote."""
+    edges = torch.stack(mixed().edges[ETYPE_HOMO])
+    layer, x = SCRIPTED[name](), torch.randn(57, WIDTH)
+    want = layer(x, edges)
+    on_ranks(partitioned, 1, lambda data, _: None)
+    torch.testing.assert_close(torch.jit.script(layer)(x, edges), want)
 
 
 def test_constant_rows_travel_twice_and_their_readers_may_change(partitioned: Cutter) -> None:

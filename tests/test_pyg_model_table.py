@@ -175,6 +175,34 @@ def test_models_are_those_of_one_process(name: str, partitioned: Cutter) -> None
     harness.compare(want, got, 1e-9)
 
 
+def test_classes_of_labels_are_those_of_all_ranks(partitioned: Cutter) -> None:
+    """The largest class is on one rank; one has no node."""
+    graph, model = mixed(), of_pyg.LabelPropagation(3, 0.5)
+    labels = torch.arange(57) % 4 + (torch.arange(57) == 56)
+    want = model(labels, torch.stack(graph.edges[ETYPE_HOMO]), labels < 2)
+    path = partitioned(graph, 3, [0] * 30 + [2] * 27)
+
+    def case(group: Group) -> None:
+        data = sar.pyg.construct_full_graph(sar.load_partition_data(path))
+        own = labels[data.n_id]
+        for y in (own, own.unsqueeze(1)):
+            torch.testing.assert_close(model(y, data.edge_index, own < 2), want[data.n_id])
+
+    run_threads(3, case)
+
+
+@pytest.mark.parametrize("layer", ["SAGEConv", "GINConv", "GATConv"])
+def test_invertible_models_run_with_a_rank_of_one_node(layer: str, partitioned: Cutter) -> None:
+    """Its columns are contiguous: a view of rows whose memory the model frees."""
+    part = {"GINConv": lambda: of_pyg.GINConv(nn.Linear(3, 3))}
+    kind = part.get(layer, lambda: getattr(of_pyg, layer)(3, 3))
+    model, case = made(lambda: of_pyg.GroupAddRev(kind(), num_groups=2)), EXACT["GroupAddRev"][1]
+    x = mixed().node_data[NTYPE_HOMO]["feat"].double()
+    path = partitioned(mixed(), 3, [0] + [1] * 27 + [2] * 29)
+    want = harness.whole(mixed(), model, case, x, {})
+    harness.compare(want, harness.sharded(path, 3, model, case, x, {}), 1e-9)
+
+
 REFUSED: dict[str, Any] = {
     "InnerProductDecoder.forward_all": lambda x, e: of_pyg.InnerProductDecoder().forward_all(x),
     "RECT_L.get_semantic_labels": lambda x, e: of_pyg.RECT_L(6, 8).get_semantic_labels(

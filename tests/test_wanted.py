@@ -105,3 +105,21 @@ def test_ranks_that_would_fetch_again_alone_are_told(name: str, partitioned: Cut
             REFUSED[name][0](graph, x, w)
 
     run_threads(3, case, partitioned(mixed(), 3, "random"))
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_wishes_do_not_matter_without_gradients(name: str, partitioned: Cutter) -> None:
+    """A view of rows that ask asks, too, where their copy would not: on some ranks only."""
+    run = REFUSED[name][0]
+
+    def case(group: Any, path: str) -> None:
+        found = []
+        for asks in (False, group.rank == 1, group.rank != 1):
+            graph, x, w = rank_of(group, path, {"x": asks, "w": asks})
+            with torch.no_grad():
+                torch.manual_seed(0)
+                found += [run(graph, x, w) for _ in range(2)]
+        for out in found[1:]:
+            assert torch.equal(out, found[0])
+
+    run_threads(3, case, partitioned(mixed(), 3, "random"))

@@ -7,10 +7,10 @@ from benchmarks.contenders import PYG_TASKS, ours, pyg
 from benchmarks.race import MB, Race, race
 from benchmarks.registry import Figure, Options, Report, benchmark
 
-EDGES = {"sage": ("edge_index", "csr"), "gat": ("edge_index",)}
+EDGES = {"sage": ("edge_index", "csr"), "gcn": ("edge_index",), "gat": ("edge_index",)}
 SHARE = {"sage": 1.0, "gat": 1 / 3}  # of the faster one's processor seconds, at most
 FEWER, MORE = 4, 8  # ranks: of the seconds, and of the memory
-SMALL = 15  # PyG holds 4 GB a tensor of GAT on the large graph
+SMALL = 15  # PyG holds 4 GB a tensor on the large graph
 DGL = "sar, DGL's layers"
 
 
@@ -18,6 +18,12 @@ DGL = "sar, DGL's layers"
 def pyg_sage(options: Options) -> Report:
     """PyG's SAGEConv on 4 and 8 ranks against PyG in one process: R-MAT, METIS."""
     return _steps(options, "sage")
+
+
+@benchmark("pyg-gcn", "pyg")
+def pyg_gcn(options: Options) -> Report:
+    """The same of its GCNConv, beside DGL's GraphConv."""
+    return _steps(options, "gcn", SMALL)
 
 
 @benchmark("pyg-gat", "pyg")

@@ -44,10 +44,9 @@ def sage_mean(
         relation.group.meter.tell("fused")
     is_narrow = weight.shape[1] > weight.shape[0] if sum_first is None else not sum_first
     function: type[Function] = ProductFirst if is_narrow else SumFirst
-    width, trained = None, x.requires_grad
-    if is_narrow:
-        width = len(weight)
-        trained = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
+    width = len(weight) if is_narrow else None
+    asks = x.requires_grad or (is_narrow and weight.requires_grad)
+    trained = asks and torch.is_grad_enabled()
 
     def scale() -> Tensor | None:
         return mean_scale(relation, x.dtype) if op == "mean" else None

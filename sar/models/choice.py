@@ -175,7 +175,7 @@ def standing(
         graph, rows: places, behind the layer, of what says the edges, or of a dictionary of such,
             and of the rows of sources, or a pair of both ends'.
         columns: names of parameters given of edges. A call without any exchanges nothing.
-        check: called with the layer, what says the edges and the rows, on every rank.
+        check: called with the layer, what says the edges and the rows, on sharded graphs or not.
     """
     names = list(inspect.signature(forward).parameters)[1:]
     graph_name, rows_name = names[graph], names[rows] if rows < len(names) else ""
@@ -186,7 +186,10 @@ def standing(
     @wraps(forward)
     def call(layer: Any, *args: Any, **kwargs: Any) -> Any:
         said = args[graph] if len(args) > graph else kwargs.get(graph_name)
+        x = args[rows] if len(args) > rows else kwargs.get(rows_name)
         if not (views := _graphs_said(said)):
+            if check is not None:
+                check(layer, said, x)
             return forward(layer, *args, **kwargs)
         view = views[0]
         if number := due_call(layer, view.group, is_layer=True):
@@ -195,7 +198,6 @@ def standing(
         given = {name: value for name, value in given.items() if value is not None}
         if given and len(views) == len(view.canonical_etypes) == 1:
             _agree_columns(type(layer).__name__, given, view.num_edges(), view.group)
-        x = args[rows] if len(args) > rows else kwargs.get(rows_name)
         if check is not None:
             check(layer, said, x)
         current.stack.append(Call(layer, views, x))

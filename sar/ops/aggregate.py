@@ -121,7 +121,8 @@ def aggregate(
     # Modes would slow this and have no business here; tensors of other types keep them, though.
     plain = type(x) in (Tensor, Parameter)
     with without_modes() if plain else nullcontext():
-        trained = x.requires_grad or (weight is not None and weight.requires_grad)
+        asks = x.requires_grad or (weight is not None and weight.requires_grad)
+        trained = asks and torch.is_grad_enabled()
         flat = x.reshape(len(x), math.prod(x.shape[1:])).contiguous()
 
         def scale() -> Tensor | None:

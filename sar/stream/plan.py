@@ -310,11 +310,11 @@ def agree_on_gradients(
             it matters whether any is wanted.
         fetches: whether backward fetches rows again, where that follows from the wishes.
     """
-    if plan.group.size == 1:
+    if plan.group.size == 1 or not torch.is_grad_enabled():  # a view asks without gradients, too
         return
     wants = [tensor.requires_grad for _, tensor in tensors]
     vital = (any(wants), fetches, *wants[:num_sent])
-    key = (torch.is_grad_enabled(), vital, *[tuple(tensor.shape[1:]) for _, tensor in tensors])
+    key = (vital, *[tuple(tensor.shape[1:]) for _, tensor in tensors])
     if key in plan.wanted:
         return
     numbers = torch.tensor([_number(vital), _number(wants)])

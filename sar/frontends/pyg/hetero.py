@@ -137,6 +137,7 @@ def _rgcn(forward: Callable) -> Callable:
             return forward(layer, x, edge_index, edge_type)
         _refuse_numbering(x)
         _refuse_segments()
+        layer._use_segment_matmul_heuristic_output = False  # else it counts edges of each type
         graph, reads = edge_index.graph, {}
         if graph.group.size > 1:
             reads = dict(_reads_of_types(layer, x, edge_index, edge_type))
@@ -151,6 +152,11 @@ def _fast_rgcn(forward: Callable) -> Callable:
     def call(layer: Any, x: Any, edge_index: Any, edge_type: Any = None) -> Any:
         if isinstance(edge_index, ShardedEdgeIndex):
             _refuse_numbering(x)
+            if not (x[0] if isinstance(x, tuple) else x).is_floating_point():
+                raise NotSupportedError(
+                    "x: got whole numbers, in place of which it takes the places of nodes among "
+                    "all; expected rows of floating point, or RGCNConv"
+                )
         return forward(layer, x, edge_index, edge_type)
 
     return call
@@ -224,18 +230,6 @@ def _refuse_segments() -> None:
         )
 
 
-def _scatter(scatter: Callable) -> Callable:
-    """``scatter`` as ``RGCNConv`` counts edges of each type by, for a choice that there is not."""
-
-    @wraps(scatter)
-    def call(src: Tensor, index: Any, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(index, EdgeTensor):
-            return torch.zeros(kwargs["dim_size"], dtype=src.dtype, device=src.device)
-        return scatter(src, index, *args, **kwargs)
-
-    return call
-
-
 _RGCN = "torch_geometric.nn.conv.rgcn_conv"
 # By module and name: what is made of the original.
 WRAPPED: dict[tuple[str, str], Callable[[Callable], Callable]] = {
@@ -244,7 +238,6 @@ WRAPPED: dict[tuple[str, str], Callable[[Callable], Callable]] = {
     ("torch_geometric.nn.conv.hetero_conv", "HeteroConv.forward"): _hetero_conv,
     (_RGCN, "RGCNConv.forward"): _rgcn,
     (_RGCN, "FastRGCNConv.forward"): _fast_rgcn,
-    (_RGCN, "scatter"): _scatter,
 }
 
 # By module and name: whose argument says that it is ours, and what stands in.

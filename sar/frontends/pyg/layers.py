@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sar.comm import current_group
 from sar.errors import NotSupportedError
 from sar.frontends.pyg.adapters import ADAPTERS
 from sar.frontends.pyg.index import EdgeEnd, ShardedEdgeIndex
@@ -86,7 +87,7 @@ def edges_place(forward: Callable[..., Any]) -> int | None:
 def agree_on_rows(layer: Any, edges: Any, x: Any) -> None:
     """Raise where ``x`` has not a row for each node; on every rank when such rows come first.
 
-    Raises ``ValueError``, and ``TypeError`` for a graph in place of its edges. Rows of a width and
+    Raises ``ValueError``, ``TypeError`` for a graph in place of its edges. Rows of a width and
     dtype that are known are looked at without a word to other ranks, which then end by the error of
     the one that has others.
     """
@@ -94,6 +95,7 @@ def agree_on_rows(layer: Any, edges: Any, x: Any) -> None:
         got = type(edges).__name__
         raise TypeError(f"edges: got a {got}, expected edge_index of sar.pyg.construct_full_graph")
     if not isinstance(edges, ShardedEdgeIndex):
+        _refuse_ids_of_all(layer, edges, x)
         return
     cached = getattr(layer, "_cached_edge_index", None)
     if cached is not None and not isinstance(cached[0], (ShardedEdgeIndex, EdgeEnd)):
@@ -122,6 +124,24 @@ def agree_on_rows(layer: Any, edges: Any, x: Any) -> None:
         known.add(key)
     if looked is not None:
         edges.graph.rows_seen.add(looked)
+
+
+def _refuse_ids_of_all(layer: Any, edges: Any, x: Any) -> None:
+    """Raise ``ValueError`` where plain edges of the graph that was cut come with a rank's rows."""
+    group, x = current_group(), x[0] if isinstance(x, (tuple, list)) and x else x
+    if group.size == 1 or type(edges) is not Tensor or type(x) is not Tensor or x.dim() == 0:
+        return
+    for graph in list(group.graphs):
+        own = {graph.num_nodes(one): graph.num_nodes_global(one) for one in graph.ntypes}
+        if edges.dim() != 2 or own.get(len(x), len(x)) == len(x) or not edges.numel():
+            continue
+        counts = [graph.num_edges_global(one) for one in graph.canonical_etypes]
+        if edges.shape[1] in counts or int(edges[0].max()) >= len(x):
+            raise ValueError(
+                f"{type(layer).__name__}: edges: got a plain tensor {tuple(edges.shape)} with ids "
+                f"up to {int(edges.max())}, and x has {len(x)} rows, those of this rank; expected "
+                "edge_index of sar.pyg.construct_full_graph's data"
+            )
 
 
 def _without(shape: torch.Size, dim: int) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable
-from functools import wraps
+from functools import update_wrapper, wraps
 from importlib import import_module
 from threading import Lock
 from types import FunctionType
@@ -22,7 +22,7 @@ from sar.frontends.pyg.groups import NodeGroups
 from sar.frontends.pyg.index import Symbol
 from sar.frontends.pyg.layers import LAYERS, agree_on_rows, edges_place
 from sar.frontends.pyg.undistributed import refusals
-from sar.frontends.pyg.utilities import BY_COLUMN, REPLACED
+from sar.frontends.pyg.utilities import BY_COLUMN, REPLACED, WRAPPED
 from sar.models.choice import standing
 from sar.tracing.lazy import EdgeTensor
 
@@ -49,7 +49,7 @@ def install() -> None:
                 _replace(import_module(module), name, place, argument, function, is_ours)
         for kind, name, method in refusals():
             _put(kind, name, getattr(kind, name), method)
-        for (module, name), wrap in hetero.WRAPPED.items():
+        for (module, name), wrap in (hetero.WRAPPED | WRAPPED).items():
             *kinds, name = name.split(".")
             holder = getattr(import_module(module), *kinds) if kinds else import_module(module)
             _put(holder, name, vars(holder)[name], wrap(vars(holder)[name]))
@@ -97,6 +97,7 @@ def _replace(
 
 
 def _sweep(original: Any, replacement: Any) -> None:
+    replacement = _as_written(original, replacement)
     for module in list(sys.modules.values()):
         for name, value in list(getattr(module, "__dict__", {}).items()):
             if value is original:
@@ -104,8 +105,26 @@ def _sweep(original: Any, replacement: Any) -> None:
 
 
 def _put(holder: Any, name: str, original: Any, replacement: Any) -> None:
+    replacement = _as_written(original, replacement)
     setattr(holder, name, replacement)
     _undo.append((holder, name, original, replacement))
+
+
+def _as_written(original: Any, replacement: Any) -> Any:
+    """A replacement in the original's module: TorchScript compiles the source of the original, and
+    looks its names up where the function that it is given is from."""
+    scope = getattr(original, "__globals__", _TORCHS)
+    if scope is _TORCHS or scope is getattr(replacement, "__globals__", None):
+        return replacement
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return replacement(*args, **kwargs)
+
+    made = FunctionType(call.__code__, scope, original.__name__, None, call.__closure__)
+    return update_wrapper(made, replacement)
+
+
+_TORCHS = vars(nn.functional)  # which TorchScript knows by their names
 
 
 def _is_of_edges(given: Any) -> bool:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from sar.edges import as_stored
@@ -62,6 +64,21 @@ def scatter_by_column(
     if reduce == "mean":
         found = found / count.clamp(min=1).view(-1, *[1] * (src.dim() - 1))
     return found.to(src.dtype)
+
+
+def _of_all_classes(forward: Callable) -> Callable:
+    """``LabelPropagation.forward``, where classes are counted on all ranks."""
+
+    @wraps(forward)
+    def call(layer: Any, y: Tensor, edge_index: Any, *args: Any, **kwargs: Any) -> Tensor:
+        are_classes = y.dtype == torch.int64 and y.shape[1:].numel() == 1
+        if isinstance(edge_index, ShardedEdgeIndex) and are_classes:
+            largest = torch.cat([y.view(-1), y.new_tensor([-1])]).max()
+            count = int(edge_index.graph.group.all_reduce(largest, "max")) + 1
+            y = F.one_hot(y.view(-1), count).to(torch.get_default_dtype())
+        return forward(layer, y, edge_index, *args, **kwargs)  # type: ignore[no-any-return]
+
+    return call
 
 
 def degree(index: EdgeEnd, num_nodes: Any = None, dtype: Any = None) -> Tensor:
@@ -204,6 +221,10 @@ REPLACED: dict[tuple[str, str], tuple[int, str, Callable]] = {
         for name, function in AGGREGATIONS.items()
     },
 }  # fmt: skip
+# By module and name: what is made of the original.
+WRAPPED: dict[tuple[str, str], Callable[[Callable], Callable]] = {
+    ("torch_geometric.nn.models.label_prop", "LabelPropagation.forward"): _of_all_classes,
+}
 BY_COLUMN: dict[tuple[str, str], tuple[int, str, Callable]] = {
     ("torch_geometric.utils._one_hot", "one_hot"): (0, "index", one_hot),
     ("torch_geometric.utils._scatter", "scatter"): (1, "index", scatter_by_column),
