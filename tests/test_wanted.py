@@ -39,7 +39,9 @@ def lazily(graph: Any, x: Tensor, w: Tensor) -> Tensor:
 def attention(graph: Any, x: Tensor, w: Tensor) -> Tensor:
     with torch.random.fork_rng(devices=[]):
         layer = dglnn.GATConv(WIDTH, 3, 2, allow_zero_in_degree=True).double()
-    return layer.requires_grad_(False)(graph, x)
+    for parameter in layer.requires_grad_(False).parameters():
+        parameter.fill_(0.1)
+    return layer(graph, x)
 
 
 def scaled(edges: Any) -> dict[str, Tensor]:
@@ -117,9 +119,8 @@ def test_wishes_do_not_matter_without_gradients(name: str, partitioned: Cutter) 
         for asks in (False, group.rank == 1, group.rank != 1):
             graph, x, w = rank_of(group, path, {"x": asks, "w": asks})
             with torch.no_grad():
-                torch.manual_seed(0)
                 found += [run(graph, x, w) for _ in range(2)]
         for out in found[1:]:
-            assert torch.equal(out, found[0])
+            torch.testing.assert_close(out, found[0])
 
     run_threads(3, case, partitioned(mixed(), 3, "random"))
