@@ -187,9 +187,9 @@ def standing(
     def call(layer: Any, *args: Any, **kwargs: Any) -> Any:
         said = args[graph] if len(args) > graph else kwargs.get(graph_name)
         x = args[rows] if len(args) > rows else kwargs.get(rows_name)
+        if check is not None:
+            check(layer, said, x)
         if not (views := _graphs_said(said)):
-            if check is not None:
-                check(layer, said, x)
             return forward(layer, *args, **kwargs)
         view = views[0]
         if number := due_call(layer, view.group, is_layer=True):
@@ -198,8 +198,6 @@ def standing(
         given = {name: value for name, value in given.items() if value is not None}
         if given and len(views) == len(view.canonical_etypes) == 1:
             _agree_columns(type(layer).__name__, given, view.num_edges(), view.group)
-        if check is not None:
-            check(layer, said, x)
         current.stack.append(Call(layer, views, x))
         try:
             fused = None
