@@ -15,6 +15,7 @@ import sar
 from sar.cli import config_file
 from sar.cli.commands import COMMANDS
 from sar.cli.parser import HELP, SHELL, USER_ERROR, completion, end, program
+from sar.cli.rank_environment import started_early
 from sar.errors import SarError
 from sar.options import Kind, one_of
 
@@ -76,7 +77,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.save_config is not None and first:
             config_file.write(command.options, args, args.save_config)
         module, _, function = command.run.partition(":")
-        return getattr(importlib.import_module(module), function)(args) or 0
+        with started_early(args):
+            return getattr(importlib.import_module(module), function)(args) or 0
     except (SarError, ValueError, OSError) as error:
         if args.debug:
             raise

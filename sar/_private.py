@@ -224,13 +224,10 @@ NormBase: Any = _found(
 """Class of norms with statistics over rows, for ``isinstance``; missing: torch's own seven."""
 
 
-OF_OPTIMIZERS = "torch._dynamo"  # which the first step of one imports; missing: nothing to import
-
-
 def prepare_optimizers() -> None:
-    """Import what the first step of an optimizer would."""
+    """Import what the first step of an optimizer would; missing: nothing to import."""
     with suppress(ImportError):
-        importlib.import_module(OF_OPTIMIZERS)
+        importlib.import_module("torch._dynamo")
 
 
 # ---- numba

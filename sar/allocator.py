@@ -8,9 +8,8 @@ from importlib import metadata
 from pathlib import Path
 
 from sar import expect
-from sar.comm.environment import set_soft_limit
-from sar.errors import MissingDependencyError
-from sar.words import ALLOCATORS
+from sar.errors import MissingDependencyError, NotSupportedError
+from sar.words import ALLOCATORS, SOFT_LIMITS_GONE
 
 __all__ = [
     "PRELOAD",
@@ -51,6 +50,10 @@ def is_preloaded(name: str) -> bool:
     if present:
         raise ValueError(f"allocator: got {name!r}, but {PRELOAD} is {present!r} already")
     return False
+
+
+def set_soft_limit(size: int) -> None:
+    raise NotSupportedError(f"soft_limit: got {size}, but {SOFT_LIMITS_GONE}")
 
 
 def _tbb_libraries() -> list[str]:

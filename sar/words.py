@@ -28,3 +28,6 @@ INPUTS = (
     "tables (.yaml, .json), files of edges ('edges-*.parquet', .csv, .tsv, .npy), DGL's chunks "
     "(metadata.json), or partitions of DGL, PyG or GraphLearn (their .json or folder)"
 )
+SOFT_LIMITS_GONE = (
+    "soft limits are gone: --allocator system keeps nothing, --allocator tbb all that it likes"
+)

@@ -20,7 +20,7 @@ from sar.allocator import (
     is_preloaded,
     set_soft_limit,
 )
-from sar.cli.launch import worker_environment
+from sar.cli.rank_environment import worker_environment
 
 ROOT = Path(__file__).resolve().parent.parent
 DEADLINE = 100

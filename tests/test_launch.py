@@ -22,7 +22,7 @@ import sar
 from benchmarks.processes import children, rank_of, variable
 from sar.__main__ import main
 from sar.cli import evaluate, inputs, train
-from sar.cli.launch import worker_environment
+from sar.cli.rank_environment import worker_environment
 from sar.comm import Group
 from sar.partition.sources.generate import community_graph
 

@@ -20,6 +20,7 @@ from test_launch import ROOT, environment, ranks_below, wait_for
 import sar
 from benchmarks.hosts import Hosts, missing
 from sar.__main__ import main
+from sar.cli.fork_server import ForkServer
 from sar.cli.ranks import run_ranks
 from sar.errors import SarError
 
@@ -255,7 +256,7 @@ def test_a_rank_that_stops_after_its_last_collective(tmp_path: Path) -> None:
     (tmp_path / "stopped_last.py").write_text(code)
     paths = environment(PYTHONPATH=f"{tmp_path}:{ROOT}")
     with pytest.raises(SarError, match="rank 1: did not end within 1 seconds after other ranks"):
-        run_ranks(["stopped_last"], 2, paths, 1.0)
+        run_ranks(["stopped_last"], ForkServer(2, paths), 1.0)
 
 
 # ---------------------------------------------------------------- how many

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from sar.cli.inputs import load_rank, resolve_parts, stored_columns
-from sar.cli.launch import check_rank_arguments, joined, launch, run_rank
+from sar.cli.launch import check_rank_arguments, launch, run_rank
 from sar.cli.outputs import check_writable
+from sar.cli.rank_environment import joined
 from sar.comm import Group
 from sar.files import naming, remove_left_over, staged
 from sar.models import ModelOptions, build_model, call_of, prepare_graph

@@ -24,6 +24,7 @@ from typing import NoReturn
 
 PARENT = "SAR_PARENT_PID"  # the process that started this one; set in ranks and in their parent
 REPORT = "SAR_REPORT_DESCRIPTOR"  # where a rank writes its error
+_MOST_A_CORE = 64  # ranks
 _BLAS = "OPENBLAS_NUM_THREADS"
 _DIES_WITH_PARENT = 1, int(signal.SIGKILL), 0, 0, 0  # of prctl: PR_SET_PDEATHSIG
 # What runs before the imports that take seconds: the kernel ends this process when its parent
@@ -56,6 +57,9 @@ _status = [1]  # with which this process leaves, unless it says so
 class ForkServer:
     """What the launcher knows of that process; it imports at once, and forks when it is told to.
 
+    ``environment`` is what ranks need when they are executed. ``modules`` are imported; of one that
+    is followed by a colon and the name of a function, that is called.
+
     Attributes:
         reports: of each rank, the pipe that its report comes through.
         pids: of ranks that have started.
@@ -64,7 +68,14 @@ class ForkServer:
     """
 
     def __init__(self, size: int, environment: dict[str, str], modules: Sequence[str] = ()) -> None:
-        self.size, self.environment = size, environment
+        """Raises ``ValueError`` for more ranks than a machine bears."""
+        cores = len(os.sched_getaffinity(0))
+        if size > _MOST_A_CORE * cores:  # a slip of the pen would take the machine down with it
+            raise ValueError(
+                f"nproc: got {size}, expected at most {_MOST_A_CORE * cores}, {_MOST_A_CORE} for "
+                f"each of {cores} cores"
+            )
+        self.size = size
         self.pids, self.statuses = dict[int, int](), dict[int, int]()
         self.status: int | None = None
         self._rest = b""
@@ -72,6 +83,7 @@ class ForkServer:
         self._news, *self.reports = [ours for ours, _ in pairs]
         theirs = [end for _, end in pairs]
         orders, self._orders = os.pipe()
+        self._ends = [self._orders, self._news, *self.reports]
         words = [__name__, json.dumps(theirs), json.dumps([*modules])]
         given = {_BLAS: os.environ.get(_BLAS) or "1", **environment}
         try:
@@ -124,13 +136,13 @@ class ForkServer:
         self._process.wait()
 
     def close(self) -> None:
-        """End the process and let go of it."""
+        """End the process and let go of it; a no-op the second time."""
         self.end()
         self._close()
 
     def _close(self) -> None:
-        for end in (self._news, self._orders, *self.reports):
-            os.close(end)
+        while self._ends:
+            os.close(self._ends.pop())
 
 
 def _spawn(
@@ -194,8 +206,11 @@ def main(ends: str, modules: str) -> None:
 def _import(modules: Sequence[str]) -> None:
     """What cannot be imported is left to the rank that needs it, whose error has its context."""
     for name in modules:
+        module, _, function = name.partition(":")
         with suppress(Exception):
-            importlib.import_module(name)
+            found = importlib.import_module(module)
+            if function:
+                getattr(found, function)()
 
 
 def _problem() -> str | None:

@@ -10,16 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from sar import expect
-from sar._private import OF_OPTIMIZERS
 from sar.cli.call_files import first_error, read_result, write_call
-from sar.cli.fork_server import REPORT
-from sar.cli.launch import worker_environment
+from sar.cli.fork_server import REPORT, ForkServer
+from sar.cli.rank_environment import OPTIMIZERS, worker_environment
 from sar.cli.ranks import run_ranks
 from sar.comm import DEFAULT_TIMEOUT
 from sar.errors import SarError
 from sar.files import remove_left_over, scratch_folder
-from sar.registry import modules_in_use
 from sar.words import ALLOCATORS
+
+_IMPORTED = "sar._public", "sar.cli.call_files", OPTIMIZERS
 
 
 def launch(
@@ -58,10 +58,9 @@ def launch(
     with scratch_folder() as folder:
         write_call(folder, main, tuple(args))
         environment = worker_environment(nproc, threads, allocator)
-        words = ["sar.cli.worker", "function", str(folder)]
-        modules = ["sar._public", "sar.cli.call_files", OF_OPTIMIZERS, *modules_in_use()]
+        server = ForkServer(nproc, environment, _IMPORTED)
         try:
-            run_ranks(words, nproc, environment, timeout, modules=modules)
+            run_ranks(["sar.cli.worker", "function", str(folder)], server, timeout)
         except SarError as failure:
             error = first_error(folder)
             if error is None:

@@ -13,14 +13,13 @@ from pathlib import Path
 import torch
 
 from sar import expect
-from sar._private import OF_OPTIMIZERS
 from sar.allocator import allocator_environment, is_preloaded
 from sar.cli.parser import USER_ERROR
+from sar.cli.rank_environment import joined, start_server, worker_environment
 from sar.cli.ranks import LOOPBACK, report_failure, run_ranks
 from sar.comm import Group, join_others, shutdown
 from sar.comm.setup import leave_after
 from sar.files import remove_left_over
-from sar.registry import modules_in_use
 
 Work = Callable[[argparse.Namespace, Group, torch.device], None]
 
@@ -40,11 +39,6 @@ def check_rank_arguments(args: argparse.Namespace) -> None:
 
 def backend_of(args: argparse.Namespace) -> str:
     return args.backend or ("nccl" if args.device == "cuda" else "gloo")
-
-
-def joined() -> bool:
-    """Whether something else (``torchrun``, Slurm) already started this process as a rank."""
-    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
 def run_rank(
@@ -93,10 +87,9 @@ def launch(
     if args.nproc is None:
         _check_ranks_a_core(nproc)
     remove_left_over(Path(tempfile.gettempdir()))
+    server = vars(args).pop("server", None) or start_server(args, nproc)
     words = ["sar.cli.worker", command, json.dumps(vars(args))]
-    environment = worker_environment(nproc, args.threads, args.allocator)
-    modules = [f"sar.cli.{command}", *[OF_OPTIMIZERS] * (command == "train"), *modules_in_use()]
-    run_ranks(words, nproc, environment, args.timeout, address, others, tell, modules)
+    run_ranks(words, server, args.timeout, address, others, tell)
 
 
 def _check_ranks_a_core(nproc: int) -> None:
@@ -111,18 +104,6 @@ def _check_ranks_a_core(nproc: int) -> None:
 
 def threads_of(args: argparse.Namespace, nproc: int) -> int:
     return int(worker_environment(nproc, args.threads)["OMP_NUM_THREADS"])
-
-
-def worker_environment(
-    nproc: int, threads: int | None, allocator: str = "system"
-) -> dict[str, str]:
-    """Environment variables of ranks; what the user has set stays."""
-    share = max(1, len(os.sched_getaffinity(0)) // nproc)
-    own = {"OMP_NUM_THREADS": str(share), "SAR_KEEP_THREADS": "1"}
-    asked = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
-    wanted = {**allocator_environment(allocator), **own}
-    kept = {name: os.environ[name] for name in wanted if os.environ.get(name)}
-    return {**wanted, **kept, **asked}
 
 
 def print_environment(args: argparse.Namespace) -> int:

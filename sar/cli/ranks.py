@@ -24,11 +24,11 @@ from sar.cli.fork_server import REPORT, ForkServer
 from sar.comm import serve_store, tell_failure
 from sar.errors import CommError, SarError
 from sar.partition.child import death
+from sar.registry import modules_in_use
 
 FAILED_FIRST = "another rank failed first: "  # how a rank names the cause of its own failure
 LOOPBACK = "127.0.0.1", 0  # any port
 _PAUSE = 0.05
-_MOST_A_CORE = 64  # ranks
 _TERM_SECONDS = 2.0  # from the polite signal to the other
 _REPORT_BYTES = 1 << 16  # what a pipe holds
 _MOST_CHARACTERS = 4000  # of a message, so that two of them never fill it
@@ -71,57 +71,54 @@ class Rank:
 
 def run_ranks(
     words: Sequence[str],
-    size: int,
-    environment: dict[str, str],
+    server: ForkServer,
     timeout: float,
     address: tuple[str, int] = LOOPBACK,
     others: int = 0,
     tell: Callable[[str, int], None] | None = None,
-    modules: Sequence[str] = (),
 ) -> None:
-    """Run ``words``, a module and its arguments, as ``size`` ranks until all have ended.
+    """Run ``words``, a module and its arguments, as ranks of ``server`` until all have ended.
 
     Ranks end within ``timeout`` seconds of the first that has. They meet at ``address``, as do
     ``others``, who start elsewhere and come behind; ``tell`` is called with it when they can.
-    ``modules`` are imported once for all of them.
 
     Raises ``SarError`` naming the rank that failed first and why; ``KeyboardInterrupt`` after an
-    interrupt. No rank runs any more then. ``ValueError`` for more ranks than a machine bears.
+    interrupt. No rank runs any more then, and the server has ended.
     """
-    cores = len(os.sched_getaffinity(0))
-    if size > _MOST_A_CORE * cores:  # a slip of the pen would take the machine down with it
-        raise ValueError(
-            f"nproc: got {size}, expected at most {_MOST_A_CORE * cores}, {_MOST_A_CORE} for each "
-            f"of {cores} cores"
-        )
-    host, port = address
-    try:
-        store = serve_store(host, port, size + others, timedelta(seconds=timeout))
-    except OSError as error:
-        raise ValueError(f"cannot listen at {host}:{port}: {error}") from error
-    if tell is not None:
-        tell(host, store.port)
-    common = {
-        "MASTER_ADDR": host,
-        "MASTER_PORT": str(store.port),
-        "WORLD_SIZE": str(size),
-        "LOCAL_WORLD_SIZE": str(size),
-        "TORCHELASTIC_USE_AGENT_STORE": "True",  # torch's name for a store that no rank keeps
-    }
-    with _signals_kept() as asked, closing(ForkServer(size, environment, modules)) as server:
-        ranks = [Rank(rank, server, noun="server" if others else "rank") for rank in range(size)]
-        try:
-            server.fork(words, common)
-            late = _watch(ranks, server, timeout, asked)
-            died = server.status
-        finally:
-            _end(ranks, server)
+    with closing(server):
+        store = _store(*address, server.size + others, timeout)
+        if tell is not None:
+            tell(address[0], store.port)
+        common = {
+            "MASTER_ADDR": address[0],
+            "MASTER_PORT": str(store.port),
+            "WORLD_SIZE": str(server.size),
+            "LOCAL_WORLD_SIZE": str(server.size),
+            "TORCHELASTIC_USE_AGENT_STORE": "True",  # torch's name for a store that no rank keeps
+        }
+        noun = "server" if others else "rank"
+        ranks = [Rank(number, server, noun=noun) for number in range(server.size)]
+        with _signals_kept() as asked:
+            try:
+                server.fork(words, common, modules_in_use())
+                late = _watch(ranks, server, timeout, asked)
+                died = server.status
+            finally:
+                _end(ranks, server)
     failure = _failure(ranks, late, asked, timeout, died)
     if failure is None:
         return
     if others:
-        tell_failure(store, str(failure), range(size, size + others), will_come=not asked)
+        waiting = range(server.size, server.size + others)
+        tell_failure(store, str(failure), waiting, will_come=not asked)
     raise failure
+
+
+def _store(host: str, port: int, size: int, timeout: float) -> Any:
+    try:
+        return serve_store(host, port, size, timedelta(seconds=timeout))
+    except OSError as error:
+        raise ValueError(f"cannot listen at {host}:{port}: {error}") from error
 
 
 def _failure(

@@ -9,7 +9,8 @@ import torch
 
 import sar
 from sar.cli.inputs import parts_of_rank, resolve_parts
-from sar.cli.launch import joined, launch, run_rank
+from sar.cli.launch import launch, run_rank
+from sar.cli.rank_environment import joined
 from sar.comm import Group, use_group
 from sar.sampling.serve import serve
 

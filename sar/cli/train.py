@@ -18,13 +18,13 @@ from sar.cli.inputs import columns_of, load_rank, resolve_parts, stored_columns
 from sar.cli.launch import (
     backend_of,
     check_rank_arguments,
-    joined,
     launch,
     run_rank,
     threads_of,
 )
 from sar.cli.outputs import check_file, check_writable
 from sar.cli.pictures import check_pictures, draw_result
+from sar.cli.rank_environment import joined
 from sar.cli.report import (
     gather_layers,
     gather_ranks,

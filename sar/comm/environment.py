@@ -10,9 +10,8 @@ import warnings
 import torch
 
 from sar.comm import one_host
-from sar.errors import NotSupportedError
+from sar.words import SOFT_LIMITS_GONE
 
-GONE = "gone: --allocator system keeps nothing, --allocator tbb all that it likes"
 _SOFT_LIMIT = "SAR_SOFT_LIMIT"
 _COUNTS_OF_OTHERS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")  # mpirun, srun
 _DEFAULT_PORT, _LAST_PORT = 12345, 65535
@@ -103,13 +102,9 @@ def tune_allocator() -> None:
     unless ``MALLOC_MMAP_THRESHOLD_`` says otherwise; ``ValueError`` for ``SAR_SOFT_LIMIT``."""
     text = os.environ.get(_SOFT_LIMIT)
     if text:
-        raise ValueError(f"{_SOFT_LIMIT}: got {text!r}, but soft limits are {GONE}")
+        raise ValueError(f"{_SOFT_LIMIT}: got {text!r}, but {SOFT_LIMITS_GONE}")
     if sys.platform == "linux" and "MALLOC_MMAP_THRESHOLD_" not in os.environ:
         libc = ctypes.CDLL(None)
         if hasattr(libc, "mallopt"):
             libc.mallopt(_MMAP_THRESHOLD, _BIG_BUFFER)
             libc.mallopt(_TRIM_THRESHOLD, _BIG_BUFFER)
-
-
-def set_soft_limit(size: int) -> None:
-    raise NotSupportedError(f"soft_limit: got {size}, but soft limits are {GONE}")
