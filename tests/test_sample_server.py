@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
 import textwrap
 import time
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from harness.nursery import Child, Nursery
-from test_launch import environment
+from test_launch import environment, ranks_below
 
 import sar
 from sar.__main__ import main
@@ -126,10 +125,7 @@ def test_a_server_that_dies_is_named(nursery: Nursery, parts: str, tmp_path: Pat
         # One trainer stops, so that the epoch does not end.
         with trainers(nursery, tmp_path, address, 0, signal.SIGSTOP) as running:
             hit(running[0], signal.SIGSTOP)
-            found = subprocess.run(
-                ["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=True
-            )
-            os.kill(int(found.stdout.split()[0]), signal.SIGKILL)
+            os.kill(ranks_below(process.pid)[0], signal.SIGKILL)
             assert running[1].wait(LIMIT + SLACK + 30)
             told = running[1].text("err")
             running[0].kill()
