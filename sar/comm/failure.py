@@ -37,6 +37,7 @@ _LEAVE_SECONDS = 2.0  # for others to see that a rank has left
 _PAUSE, _WORD_PAUSE = 0.1, 0.01
 _LOOK_SECONDS = 0.5  # from one look at who has ended to the next, while ranks connect
 _GRACE_SECONDS = 1.5  # for what waits to end by itself then, with the better error
+_DELAY_SECONDS = 5.0  # for what a rank has sent before it ended to arrive
 _TEXT = 2000  # characters
 stuck_threads: list[threading.Thread] = []  # wait for others in vain; see Note [Stuck threads]
 _GONE = "died or left early: the process has ended without a word"
@@ -173,10 +174,7 @@ class FailureBoard:
 
     def ended(self, ranks: Sequence[int] = ()) -> str | None:
         """Name the ranks whose processes ended without a word; also told to the others."""
-        if self.liveness is None:
-            return None
-        everyone = ranks or range(self.size)
-        gone = self.liveness.ended(rank for rank in everyone if rank != self.rank)
+        gone = self._ended_ranks(ranks or range(self.size))
         left = self._ask(partial(_known, key=_LEFT, ranks=gone)) if gone else None
         gone = [rank for rank in gone if rank not in (left or ())]
         if not gone:
@@ -187,9 +185,25 @@ class FailureBoard:
         self._ask(lambda store: store.compare_set(_FIRST_ERROR, "", text))
         return text
 
+    def _ended_ranks(self, ranks: Iterable[int]) -> list[int]:
+        if self.liveness is None:
+            return []
+        return self.liveness.ended(rank for rank in ranks if rank != self.rank)
+
     def hopeless(self) -> str | None:
         """Why waiting for all to meet is in vain: a rank has failed or ended, or the store has."""
         return self.first_error() or self.ended() or self.gone()
+
+    def meeting_ends_in(self) -> float | None:
+        """Seconds that a wait for all to meet may last yet; ``None``: nobody is missing."""
+        return _GRACE_SECONDS if self.hopeless() else None
+
+    def exchange_ends_in(self) -> float | None:
+        """Seconds that a collective may last yet; ``None``: nobody is missing. A rank that has
+        ended may have left in the usual way, its part done."""
+        if self._ask(lambda store: store.check([_SOME_LEFT]) or store.check([_FIRST_ERROR])):
+            return 0.0
+        return _DELAY_SECONDS if self._ended_ranks(range(self.size)) else None
 
     def gone(self) -> str | None:
         """A text that names the keeper of the store if it has ended."""
@@ -242,10 +256,16 @@ def _known(store: Any, key: str, ranks: list[int]) -> set[int]:
     return {rank for rank in ranks if store.check([key.format(rank)])}
 
 
-def guarded(make: Callable[[], _T], board: FailureBoard, device: torch.device, limit: float) -> _T:
-    """Return or raise what ``make`` does; ``TimeoutError`` after ``limit`` seconds, or a rank's
-    failure. A thread runs it, on ``device``: what torch waits for has limits of its own, one behind
-    the other, and a network or a rank that goes away before it has connected is not noticed."""
+def guarded(
+    make: Callable[[], _T],
+    ends_in: Callable[[], float | None],
+    device: torch.device,
+    limit: float,
+) -> _T:
+    """Return or raise what ``make`` does; ``TimeoutError`` after ``limit`` seconds, or those that
+    ``ends_in`` gives it when a rank has failed. A thread runs it, on ``device``: what torch waits
+    for has limits of its own, one behind the other, or none, and a network or a rank that goes away
+    before it has connected is not noticed."""
     outcome: Future[_T] = Future()
     index = torch.cuda.current_device() if device.type == "cuda" else None
 
@@ -260,18 +280,17 @@ def guarded(make: Callable[[], _T], board: FailureBoard, device: torch.device, l
     thread = threading.Thread(target=body, name="sar-connecting", daemon=True)
     stuck_threads.append(thread)  # also if an interrupt comes now
     thread.start()
-    _watch(thread, board, limit)
+    _watch(thread, ends_in, limit)
     if not outcome.done():
         raise TimeoutError("no answer")
     stuck_threads.remove(thread)
     return outcome.result()
 
 
-def _watch(thread: threading.Thread, board: FailureBoard, limit: float) -> None:
+def _watch(thread: threading.Thread, ends_in: Callable[[], float | None], limit: float) -> None:
     """Return when the thread or the time has ended, or a rank that it needs has."""
     end = time.monotonic() + limit
     while thread.is_alive() and (left := end - time.monotonic()) > 0:
         thread.join(min(left, _LOOK_SECONDS))
-        if left > _LOOK_SECONDS and thread.is_alive() and board.hopeless():
-            thread.join(min(left, _GRACE_SECONDS))  # what ended may have met all before
-            return
+        if left > _LOOK_SECONDS and thread.is_alive() and (rest := ends_in()) is not None:
+            end = min(end, time.monotonic() + rest)  # what ended may have met all before

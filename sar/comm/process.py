@@ -1,4 +1,13 @@
-"""Ranks that are processes: a group over ``torch.distributed``."""
+"""Ranks that are processes: a group over ``torch.distributed``.
+
+Note [One order]
+oneCCL's binding waits without a limit, under a lock of the whole process: a rank that died leaves
+the others there for ever, and so do two groups that ranks use in different orders. So a thread
+begins each of its collectives, another waits for it, and this one looks who has ended meanwhile.
+Only rows and small messages travel over it, in the one order that all ranks share. All other groups
+are gloo's: of sampling, which is a thread's, of some ranks, of ``torch_group``. Gradients are
+summed when they are waited for.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +43,8 @@ class ProcessGroup(Group):
     """A rank of a ``torch.distributed`` process group.
 
     Rows travel on a group of their own, so that a user's collectives (for example
-    ``DistributedDataParallel``'s) never interleave with the stream; so do sums of gradients.
+    ``DistributedDataParallel``'s) never interleave with the stream; so do sums of gradients. Over
+    oneCCL see Note [One order].
 
     Args:
         board: where a failing rank leaves its error for the others.
@@ -61,10 +71,12 @@ class ProcessGroup(Group):
         # torch's groups that are used no more, by their ranks; see torch_group
         self._spare: dict[tuple[int, ...], list[Any]] = {} if first is None else first._spare
         self._timeout, self._is_closed = timeout, False
-        self._small: Any = self._torch_group()
+        is_first = first is None
+        self._small: Any = self._torch_group(is_first)
         self._rows: Any = None  # where they travel over torch's groups
         self._sums: Any = None
         self._is_gloo = self.size > 1 and dist.get_backend(self._small) == "gloo"
+        self._may_block = self.size > 1 and dist.get_backend(self._small) == "ccl"
         self._host: HostMemory | None = None
         self._paced: Paced | None = None
         if self._is_gloo:
@@ -74,7 +86,7 @@ class ProcessGroup(Group):
             self._host.on_failure, self._host.refuse = self._fail, self._check_open
             self._host.board, self.transport, self.has_wire = board, self._host, False
         elif self.size > 1:
-            self._rows = self._torch_group()
+            self._rows = self._torch_group(is_first)
             if self._is_gloo and device.type == "cpu":
                 self._paced = Paced(self.rank, self._begin_message, self._check_others)
         self._beside: list[ProcessGroup] = []
@@ -89,13 +101,16 @@ class ProcessGroup(Group):
         """
         return self._guarded(self._torch_group)
 
-    def _torch_group(self) -> Any:
+    def _torch_group(self, is_main: bool = False) -> Any:
+        """``is_main``: of the backend that was asked for, also where that is oneCCL."""
         spare = self._spare.get(tuple(self._members))
         if spare:
             return spare.pop(0)
+        backend = "gloo" if dist.get_backend() == "ccl" and not is_main else None
+        options: dict[str, Any] = {"timeout": self._timeout, "backend": backend}
         if len(self._members) == dist.get_world_size():
-            return dist.new_group(timeout=self._timeout)
-        return dist.new_group(self._members, timeout=self._timeout, use_local_synchronization=True)
+            return dist.new_group(**options)
+        return dist.new_group(self._members, **options, use_local_synchronization=True)
 
     def part(self, members: Sequence[int]) -> ProcessGroup:
         self._check_open()
@@ -107,8 +122,10 @@ class ProcessGroup(Group):
 
     def _guarded(self, make: Callable[[], _T]) -> _T:
         """Run what connects ranks: until it has, no connection breaks when one of them ends."""
-        seconds = self._timeout.total_seconds()
-        return self._call(guarded, make, self.board, self.device, seconds)  # type: ignore[no-any-return]
+        return self._call(self._bounded, make, self.board.meeting_ends_in)  # type: ignore[no-any-return]
+
+    def _bounded(self, make: Callable[[], _T], ends_in: Callable[[], float | None]) -> _T:
+        return guarded(make, ends_in, self.device, self._timeout.total_seconds())
 
     def _check_open(self) -> None:
         """Raise ``CommError`` after the end, or after a failure: who is gone for one of this
@@ -197,7 +214,7 @@ class ProcessGroup(Group):
 
     def prepare_sums(self) -> None:
         self._check_open()
-        if self._sums is None and self.size > 1 and self._host is None:
+        if self._sums is None and self.size > 1 and self._host is None and not self._may_block:
             self._sums = self.torch_group()
 
     def _begin_sum(self, tensor: Tensor) -> Work:
@@ -218,6 +235,9 @@ class ProcessGroup(Group):
         if self.board.explained is not None:
             raise CommError(self.board.explained)
         try:
+            if self._may_block:
+                make = partial(collective, *args, **kwargs)
+                return self._bounded(make, self.board.exchange_ends_in)
             return collective(*args, **kwargs)
         except CommError:  # says already what happened
             raise
@@ -258,10 +278,34 @@ class ProcessGroup(Group):
         if self._first is None:
             self._end()
 
+    @property
+    def is_stuck(self) -> bool:
+        """Whether a thread may wait in oneCCL for ever, with what torch needs to end a group."""
+        return self._may_block and self.board.explained is not None
+
     def _end(self) -> None:
-        """End what the first group, and all that came of it, have used."""
+        """End what the first group, and all that came of it, have used. oneCCL's first rank waits
+        until the others have. Raises ``CommError`` if they have not within the timeout."""
+        if self.is_stuck:
+            self.board.leave_word(None)
+            if self._keeps_store:
+                self.board.wait_for_others()
         if self.board.liveness is not None:
             self.board.liveness.close()
+        if self.is_stuck:
+            return
+        if not self._may_block:
+            self._destroy()
+            return
+        try:
+            self._bounded(self._destroy, lambda: None)
+        except TimeoutError as error:
+            raise CommError(
+                f"rank {self.rank}: waits in sar.shutdown for ranks that have not called it within "
+                "the timeout; over oneCCL the first rank cannot leave before the others"
+            ) from error
+
+    def _destroy(self) -> None:
         for groups in self._spare.values():
             while groups:
                 with suppress(ValueError):  # the user has destroyed them all with the default one

@@ -115,7 +115,8 @@ class Rendezvous:
         """The group of all ranks. Raises ``CommError`` when they did not meet in time."""
         begin = time.monotonic()
         try:
-            return guarded(self._meet, self._board, self.device, self.limit.total_seconds())
+            limit = self.limit.total_seconds()
+            return guarded(self._meet, self._board.meeting_ends_in, self.device, limit)
         except (RuntimeError, OSError, TimeoutError) as error:
             seconds, blame = time.monotonic() - begin, self._blame()
             self._board.leave_word(None if blame == _HINT else blame)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import importlib
+import importlib.util
 import math
 import os
 import sys
@@ -37,12 +38,13 @@ from sar.comm.seeds import signed
 from sar.errors import CommError, MissingDependencyError, MistakeWarning
 
 BACKENDS = ("gloo", "nccl", "ccl", "mpi")
+_CCL = "oneccl_bindings_for_pytorch"
 _NEEDS = {
     "nccl": "a CUDA build of torch and a CUDA device; install torch's CUDA wheel or use "
     "backend='gloo'",
-    "ccl": "the package oneccl_bindings_for_pytorch of your torch version; install it from Intel's "
-    "oneCCL page, or use backend='gloo'",
-    "mpi": "a torch built from source with MPI; use backend='gloo', or 'ccl' with oneCCL's binding",
+    "ccl": f"the package {_CCL}, which no package index has; build it for your torch with "
+    "examples/deploy/build_oneccl.py (docs/oneccl.md), or use backend='gloo'",
+    "mpi": "a torch built from source with MPI; use backend='gloo'",
 }
 DEFAULT_TIMEOUT = 300.0  # seconds
 _LOWEST_SEED, _HIGHEST_SEED = -(2**63), 2**64 - 1  # what torch.manual_seed takes
@@ -180,7 +182,10 @@ def shutdown() -> None:
     if isinstance(group, ProcessGroup):
         group.close()
     default = _made.pop("default", None)
-    _forget_joining(default is None or default is not dist.group.WORLD)
+    is_stuck = isinstance(group, ProcessGroup) and group.is_stuck
+    if is_stuck:
+        _made["stuck"] = group
+    _forget_joining(is_stuck or default is None or default is not dist.group.WORLD)
     if problem is not None:
         warnings.warn(problem, MistakeWarning, stacklevel=2)
 
@@ -219,6 +224,11 @@ def _check_place(rank: int, size: int) -> None:
     if dist.is_initialized() and (dist.get_rank(), dist.get_world_size()) != (rank, size):
         got = f"rank {dist.get_rank()} of {dist.get_world_size()}"
         raise ValueError(f"rank: got {rank} of {size}, but the process group says {got}")
+    if "stuck" in _made:
+        raise CommError(
+            "initialize_comms: a collective that failed still waits inside of oneCCL, expected a "
+            "process of its own for each try; start a new process"
+        )
     if isinstance(process_group(), ProcessGroup):  # its threads and store would stay behind
         raise CommError("initialize_comms: called a second time, expected sar.shutdown() before")
 
@@ -250,11 +260,18 @@ def _checked_backend(backend: str | None) -> str:
 
 
 def _import_ccl() -> bool:
-    for package in ("oneccl_bindings_for_pytorch", "torch_ccl"):
-        with suppress(ImportError):
-            importlib.import_module(package)
-            return True
-    return False
+    """Whether oneCCL's binding is installed. Raises ``MissingDependencyError`` where it does not
+    load, as when it was built for another torch."""
+    if importlib.util.find_spec(_CCL) is None:
+        return False
+    try:
+        importlib.import_module(_CCL)
+    except (ImportError, OSError, RuntimeError) as error:
+        raise MissingDependencyError(
+            f"backend: got 'ccl', but {_CCL} does not load with torch {torch.__version__} "
+            f"({error}); build it anew with examples/deploy/build_oneccl.py (docs/oneccl.md)"
+        ) from error
+    return True
 
 
 class _ReportingHook:

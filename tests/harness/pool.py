@@ -63,7 +63,8 @@ class WorkerPool:
     """
 
     def __init__(self, folder: Path, environment: dict[str, str] | None = None) -> None:
-        self.folder, self._environment = folder, environment or {}
+        named = {"SAR_TEST_BACKEND": name} if (name := os.environ.get("SAR_TEST_BACKEND")) else {}
+        self.folder, self._environment = folder, {**named, **(environment or {})}
         folder.mkdir(parents=True, exist_ok=True)
         self._workers: list[_Worker] = []
         self._groups: dict[tuple[int, float], str] = {}
@@ -89,6 +90,9 @@ class WorkerPool:
             RankFailed: a rank raised, or died unexpectedly. All workers are ended.
             HarnessTimeout: the deadline passed. All workers are ended.
         """
+        is_new = (size, timeout) not in self._groups
+        if is_new and "SAR_TEST_BACKEND" in self._environment:
+            self.close()  # of oneCCL a process has one group alone
         self._start(size)
         store = self._groups.get((size, timeout))
         if store is None:

@@ -25,7 +25,8 @@ class Membership:
 
 
 def main(connection: Connection, log: str, environment: dict[str, str]) -> None:
-    """Serve until the pipe closes. ``SIGUSR1`` writes all stacks to the file ``log``."""
+    """Serve until the pipe closes. ``SIGUSR1`` writes all stacks to the file ``log``.
+    ``SAR_TEST_BACKEND`` of the environment is gloo, ccl or what stands in for it."""
     os.environ.update(environment)
     with open(log, "w", encoding="utf-8") as stacks:
         faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
@@ -61,16 +62,20 @@ def _join(membership: Membership) -> None:
     import torch.distributed as dist
 
     import sar
+    from harness import blocking
 
+    backend = os.environ.get("SAR_TEST_BACKEND", "gloo")
+    if backend != "gloo":
+        backend = blocking.install(backend)
     dist.init_process_group(
-        "gloo",
+        backend,
         store=dist.FileStore(membership.store, membership.size),
         rank=membership.rank,
         world_size=membership.size,
         timeout=timedelta(seconds=membership.timeout),
     )
     sar.initialize_comms(
-        membership.rank, membership.size, backend="gloo", timeout=membership.timeout
+        membership.rank, membership.size, backend=backend, timeout=membership.timeout
     )
 
 
