@@ -239,7 +239,8 @@ def test_parameters_that_no_argument_names(use: str, trained: bool, partitioned:
         return leaf, leaf.sin() if use.startswith("what was") else leaf
 
     x, (leaf, made) = values.clone().requires_grad_(trained), weight()
-    out = torch.zeros_like(x).index_add(0, dst, USES[use](made, x[src]).square())
+    scale = torch.tensor(2.0, dtype=torch.float64).requires_grad_(trained)
+    out = torch.zeros_like(x).index_add(0, dst, USES[use](made, x[src]).square() * scale)
     (out.square().sum() + made.sum()).backward()
     path = partitioned(arrays, 4, "adversarial")
 
@@ -247,17 +248,21 @@ def test_parameters_that_no_argument_names(use: str, trained: bool, partitioned:
         part, (mine, w) = Part(group, path), weight()
         x2 = part.node_rows(values, trained)
 
-        def function(rows: Tensor, src: Tensor, dst: Tensor, _: Tensor) -> Tensor:
-            if not len(src):
-                return rows.new_zeros(len(x2), 4)  # no parameter is seen on a rank without edges
-            return rows.new_zeros(len(x2), 4).index_add(0, dst, USES[use](w, rows[src]).square())
+        factor = scale.detach().clone().requires_grad_(trained)
 
-        got = sar.sum_rounds(part.graph, function, x2)
+        def function(rows: Tensor, src: Tensor, dst: Tensor, _: Tensor, factor: Tensor) -> Tensor:
+            sums = torch.zeros_like(x2, requires_grad=False)
+            if not len(src):
+                return sums  # no parameter is seen on a rank without edges
+            return sums.index_add(0, dst, USES[use](w, rows[src]).square() * factor)
+
+        got = sar.sum_rounds(part.graph, function, x2, factor)
         close(got, out[part.nodes])
         (got.square().sum() + (w.sum() if group.rank == 0 else 0)).backward()
-        close(
-            group.all_reduce(torch.zeros(4).double() if mine.grad is None else mine.grad), leaf.grad
-        )
+        for one, want in ((mine, leaf), (factor, scale)):
+            if want.grad is not None:
+                grad = torch.zeros_like(want) if one.grad is None else one.grad
+                close(group.all_reduce(grad), want.grad)
         if trained:
             close(x2.grad, (0 * x if x.grad is None else x.grad)[part.nodes])
 

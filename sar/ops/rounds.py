@@ -126,8 +126,9 @@ class RoundSum:
     ) -> Tensor:  # fmt: skip
         """The result of one call; raises ``TypeError`` or ``ValueError`` where it does not fit."""
         shard, given = step.shard, [rows, *others]
-        order = torch.arange(shard.num_edges) if shard.order is None else shard.order
-        ends = [end.long() for end in (shard.indices, shard.row_of_edges(), order)]
+        if shard.order is None:
+            raise RuntimeError("unreachable: the pass was asked for the places of edges")
+        ends = [end.long() for end in (shard.indices, shard.row_of_edges(), shard.order)]
         before = [version_of(tensor) for tensor in given]
         with as_before(self.seed, step.number, self.autocast, rows.device, mode):
             value = self.part(rows, *ends, *others)
