@@ -33,6 +33,7 @@ __all__ = [
     "Policy",
     "SarError",
     "ShardedGraph",
+    "Validation",
     "binary_cross_entropy_with_logits",
     "check",
     "comm",
@@ -75,6 +76,7 @@ __all__ = [
     "sync_params",
     "to_homogeneous",
     "trace",
+    "validate",
     "world_size",
 ]
 

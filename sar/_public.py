@@ -38,11 +38,13 @@ from sar.graph import load_partition_data
 from sar.memory.parts import run_parts
 from sar.models import (
     Explanation,
+    Validation,
     explain,
     optimize,
     prepare,
     set_activations,
     trace,
+    validate,
 )
 from sar.nn import (
     DistributedBN1D,

@@ -174,6 +174,22 @@ _ALL = (
         rules=(rules.model, rules.ranks, rules.sampling, rules.train),
     ),
     Command(
+        "validate", "sar.cli.validate:run", "check that a model is the same on several ranks",
+        "Run a model on a small graph, or on a piece of a large one, in one process and over "
+        "ranks, forward and backward, and show the first module that differs and why. "
+        "Status 1 where one does. Takes seconds, and no other processes.",
+        Group(
+            "input",
+            Option("input", "partitions (.json, folder), or a graph", FILE, None, "INPUT",
+                   place=True),
+            *(one for one in options_of(DataOptions) if one.name in ("features", "labels")),
+            Option("parts", "ranks", whole(2), 2, "P"),
+        ),
+        Group("model", *options_of(ModelOptions)),
+        Group("report", JSON),
+        rules=(rules.model,),
+    ),
+    Command(
         "evaluate", "sar.cli.evaluate:run", "predict every node from a checkpoint",
         "Run a checkpoint's model over the whole graph and write a prediction for "
         "every node, by its original id where the partitions hold orig_id.",

@@ -22,6 +22,7 @@ from sar.models.known import Layers
 from sar.models.prepare import optimize, prepare
 from sar.models.stack import RelationalStack, Stack
 from sar.models.tracing import mark_layers, trace
+from sar.models.validation import Validation, validate
 from sar.run_options import ModelOptions
 
 __all__ = [
@@ -40,6 +41,7 @@ __all__ = [
     "SAGEConv",
     "SampledBlock",
     "Stack",
+    "Validation",
     "build_model",
     "call_of",
     "choose",
@@ -58,4 +60,5 @@ __all__ = [
     "standing",
     "trace",
     "try_own",
+    "validate",
 ]

@@ -22,9 +22,10 @@ from sar.models.edge_columns import (
     usual_names,
 )
 
-_EDGES = ("edge_index", "edge_index_dict")
+GRAPHS = "dgl"  # the front end whose graphs layers of this library take, too
+NAMES_OF_EDGES = ("edge_index", "edge_index_dict")
 _GRAPH = ("graph", "x")
-_KNOWN = (*_EDGES, *_GRAPH, "x_dict", "batch")
+_KNOWN = (*NAMES_OF_EDGES, *_GRAPH, "x_dict", "batch")
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,7 @@ def read_call(
     Raises ``ValueError`` where it cannot be told.
     """
     places, named = _said(text) if text else (_read(model), _needed_keywords(model))
-    by_edges = any(name in _EDGES for name in (*places, *dict(named)))
+    by_edges = any(name in NAMES_OF_EDGES for name in (*places, *dict(named)))
     if front_end is None and by_edges:
         front_end = "pyg"
     elif front_end is None:
@@ -139,7 +140,7 @@ def _said(text: str) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
     places = tuple(word for word in words if "=" not in word)
     named = [word.partition("=")[::2] for word in words[len(places) :]]
     is_whole = all(places) and all(keyword and column for keyword, column in named)
-    if not is_whole or not any(name in (*_EDGES, "graph") for name in places):
+    if not is_whole or not any(name in (*NAMES_OF_EDGES, "graph") for name in places):
         raise ValueError(
             f"call: got {text!r}, expected graph or edge_index, x and columns of edges, such as "
             "graph,x or x,edge_index,edge_weight=weight"
@@ -155,7 +156,7 @@ def _read(model: Any) -> tuple[str, ...]:
         return _GRAPH
     names = [p.name for p in places]
     needed = [p.name for p in places if p.default is p.empty]
-    if any(name in _EDGES for name in names):
+    if any(name in NAMES_OF_EDGES for name in names):
         return tuple(needed)
     if len(names) < 2:
         shown = f"{getattr(model, '__name__', type(model).__name__)}.forward"

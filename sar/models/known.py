@@ -40,6 +40,9 @@ class Layers:
         get the statistics of all ranks' rows."""
         return module
 
+    def drop_nothing(self, module: nn.Module) -> None:
+        """Let a module of the library drop nothing, where it holds a probability."""
+
     def width(self, module: nn.Module) -> int | None:
         """Columns of the source rows that a layer reads, where it knows."""
         return None

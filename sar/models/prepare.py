@@ -63,12 +63,9 @@ def prepare(
     graphs = graphs_among(leaves)
     group = graphs[0].group
     before = Counter(type(module) for module in model.modules())
-    model = convert_batch_norm(model)  # type: ignore[assignment]
+    model = with_norms_of_ranks(model)
     draws = any(issubclass(kind, nn.Dropout) for kind in before)
-    for layers in known_layers():
-        model = replaced(model, layers.converted)  # type: ignore[assignment]
-        draws = draws or layers.keys_functions
-    if draws:
+    if draws or any(layers.keys_functions for layers in known_layers()):
         model = convert_dropout(model, graphs)  # type: ignore[assignment]
     if donate or strict:
         optimize(model, donate=donate, strict=strict)
@@ -78,6 +75,14 @@ def prepare(
         model.register_forward_pre_hook(_check, with_kwargs=True)
         if group.rank == 0:
             _say(_told(model, before, group))
+    return model
+
+
+def with_norms_of_ranks(model: M) -> M:
+    """``model`` with batch norms, and norms of libraries, that take the rows of all ranks."""
+    model = convert_batch_norm(model)  # type: ignore[assignment]
+    for layers in known_layers():
+        model = replaced(model, layers.converted)  # type: ignore[assignment]
     return model
 
 

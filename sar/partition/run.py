@@ -91,7 +91,7 @@ def partition(
                 f"output folder {str(out)!r}: another run, which goes on, writes it"
             ) from error
         scratch = held.enter_context(scratch_folder(out.parent))
-        opened = _open(source, scratch, options.allow_nan, progress)
+        opened = open_graph(source, scratch, options.allow_nan, progress)
         graph = transform(opened.graph, options.transforms, scratch / "edges", progress)
         has_mask = any("train_mask" in data for data in graph.node_data.values())
         if options.balance and "train" in options.balance and not has_mask:
@@ -149,7 +149,8 @@ def partition_graph(
     return partition(source, out_dir, PartitionOptions(num_parts, method, wanted, **options)).path
 
 
-def _open(source: Any, scratch: Path, allow_nan: bool, progress: Progress) -> Opened:
+def open_graph(source: Any, scratch: Path, allow_nan: bool, progress: Progress = silent) -> Opened:
+    """The graph of any ``source`` of :func:`partition_graph`; files lie in ``scratch``."""
     if isinstance(source, (str, os.PathLike)):
         return open_input(os.fspath(source), scratch, allow_nan=allow_nan, progress=progress)
     if isinstance(source, GraphArrays):

@@ -9,10 +9,18 @@ from torch import Tensor
 
 from sar.frontends.dgl.adapters import LAYERS
 from sar.frontends.dgl.batches import dgl_blocks, dgl_subgraph
+from sar.frontends.dgl.build import construct_full_graph
 from sar.frontends.dgl.patches import install
 from sar.models import calling
+from sar.partition.arrays import ORIG_ID, GraphArrays
+from sar.partition.require import require_dgl
 
-__all__ = ["BLOCKS", "COLUMNS", "LAYERS", "arguments", "batch_maker", "install", "read_batch"]
+__all__ = [
+    "BLOCKS", "COLUMNS", "FEATURES", "LAYERS", "PLACES", "arguments", "batch_maker", "install",
+    "is_graph", "node_columns", "num_relations", "rank_graph", "read_batch", "whole_graph",
+]  # fmt: skip
+FEATURES = "feat"
+PLACES = ("graph", "x")
 BLOCKS = "DGL's blocks"
 COLUMNS = {"edge_weight": "weight", "eweight": "weight", "etype": "type", "etypes": "type"}
 COLUMNS |= dict.fromkeys(("efeat", "efeats", "edge_feat", "edge_feats", "edge_attr"), "feat")
@@ -36,3 +44,30 @@ def arguments(names: Sequence[str], given: Any, features: Any) -> list[Any]:
 
 def _edge_columns(block: Any) -> dict[Any, Any]:
     return {etype: block.edges[etype].data for etype in block.canonical_etypes}
+
+
+def is_graph(source: Any) -> bool:
+    return hasattr(source, "canonical_etypes")
+
+
+def whole_graph(graph: GraphArrays) -> Any:
+    require_dgl("a graph of DGL's")
+    import dgl
+
+    made = dgl.heterograph(graph.edges, num_nodes_dict=graph.num_nodes)
+    for ntype, columns in graph.node_data.items():
+        made.nodes[ntype].data.update({k: x for k, x in columns.items() if k != ORIG_ID})
+    for etype, columns in graph.edge_data.items():
+        made.edges[etype].data.update(columns)
+    return made
+
+
+rank_graph = construct_full_graph
+
+
+def node_columns(given: Any) -> dict[str, Any]:
+    return {ntype: given.nodes[ntype].data for ntype in given.ntypes}
+
+
+def num_relations(given: Any) -> int:
+    return len(given.canonical_etypes)

@@ -11,8 +11,13 @@ from torch import Tensor
 
 from sar.frontends.pyg import functions  # noqa: F401  (fills in what is known of indices)
 from sar.frontends.pyg.batches import pyg_data
-from sar.frontends.pyg.columns import edge_name
-from sar.frontends.pyg.data import check_library
+from sar.frontends.pyg.columns import edge_name, node_name
+from sar.frontends.pyg.data import (
+    check_library,
+    construct_full_graph,
+    import_data,
+    is_unnamed,
+)
 from sar.frontends.pyg.graph import EdgeGraph
 from sar.frontends.pyg.groups import NodeGroups
 from sar.frontends.pyg.index import ShardedEdgeIndex
@@ -20,10 +25,15 @@ from sar.frontends.pyg.layers import LAYERS
 from sar.frontends.pyg.patches import install
 from sar.graph import GraphView
 from sar.models.edge_columns import bare, by_relation, getters_of
-from sar.partition.arrays import ETYPE_HOMO, NTYPE_HOMO
+from sar.partition.arrays import ETYPE_HOMO, NTYPE_HOMO, GraphArrays
 from sar.partition.book import EType
 
-__all__ = ["BLOCKS", "COLUMNS", "LAYERS", "arguments", "batch_maker", "install", "read_batch"]
+__all__ = [
+    "BLOCKS", "COLUMNS", "FEATURES", "LAYERS", "PLACES", "arguments", "batch_maker", "install",
+    "is_graph", "node_columns", "num_relations", "rank_graph", "read_batch", "whole_graph",
+]  # fmt: skip
+FEATURES = "x"
+PLACES = ("x", "edge_index")
 BLOCKS = None
 COLUMNS = {"edge_attr": "feat", "edge_weight": "weight", "edge_time": "time", "edge_type": "type"}
 _OF_NODES = ("n_id", "num_nodes", "num_sampled_nodes", "batch")  # what batches have of nodes
@@ -102,3 +112,56 @@ def _of_batch(data: Any, name: str, features: Any) -> tuple[Mapping[Any, Any], b
         if found:
             return found, is_one
     raise KeyError(f"no column {name!r} in {data}")
+
+
+def is_graph(source: Any) -> bool:
+    return hasattr(source, "edge_index") or hasattr(source, "edge_types")
+
+
+def whole_graph(graph: GraphArrays) -> Any:
+    made, hetero = import_data()
+    is_one = is_unnamed(list(graph.num_nodes), list(graph.edges))
+    data = made() if is_one else hetero()
+    for ntype, count in graph.num_nodes.items():
+        store = data if is_one else data[ntype]
+        store.num_nodes, store.n_id = count, torch.arange(count)
+        for name, column in graph.node_data.get(ntype, {}).items():
+            store[node_name(name)] = column
+        if "batch" not in store:
+            store.batch = torch.zeros(count, dtype=torch.int64)
+    for etype, ends in graph.edges.items():
+        store = data if is_one else data[etype]
+        store.edge_index, store.e_id = torch.stack(ends), torch.arange(len(ends[0]))
+        taken = list(store.keys()) if is_one else None
+        for name, column in graph.edge_data.get(etype, {}).items():
+            store[edge_name(name, taken)] = column
+    return data
+
+
+rank_graph = construct_full_graph
+
+
+def node_columns(given: Any) -> dict[str, Any]:
+    if not hasattr(given, "node_types"):
+        return {NTYPE_HOMO: _OfNodes(given)}
+    return {ntype: given[ntype] for ntype in given.node_types}
+
+
+class _OfNodes:
+    """Columns of nodes of a ``Data``, in which those of edges lie beside them."""
+
+    def __init__(self, data: Any) -> None:
+        self._data = data
+
+    def keys(self) -> list[str]:
+        return [name for name in self._data.keys() if self._data.is_node_attr(name)]
+
+    def __getitem__(self, name: str) -> Any:
+        return self._data[name]
+
+    def __setitem__(self, name: str, column: Tensor) -> None:
+        self._data[name] = column
+
+
+def num_relations(given: Any) -> int:
+    return len(getattr(given, "edge_types", "1"))

@@ -53,6 +53,11 @@ class PygLayers(Layers):
 
         return converted(module)
 
+    def drop_nothing(self, module: nn.Module) -> None:
+        is_known = type(module).__module__.startswith("torch_geometric.nn")
+        if is_known and isinstance(getattr(module, "dropout", None), float):
+            module.dropout = 0.0  # type: ignore[assignment]
+
     def width(self, module: nn.Module) -> int | None:
         given = getattr(module, "in_channels", None)
         given = given[0] if isinstance(given, (tuple, list)) else given

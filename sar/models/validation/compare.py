@@ -1,0 +1,119 @@
+"""Rows of ranks beside those of the whole graph: which they are, and how far they are apart."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+TOLERANCE = 1e-7  # of float64, in units of the largest number; ranks add in another order
+ROUGH = 1e-3  # where the model computes in narrower numbers itself
+_SMALL = 1e-3  # what is smaller in all its numbers counts as of this size
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Rows of one rank: it has ``count``, of which ``here`` are rows ``there`` of the whole."""
+
+    count: int
+    here: Tensor
+    there: Tensor
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Nodes or edges of a type, or of all types: how many there are, and each rank's."""
+
+    total: int
+    pieces: tuple[Piece, ...]
+
+
+class Layout:
+    """Which rows of the whole graph each rank's rows are."""
+
+    def __init__(self, kinds: Sequence[Kind]) -> None:
+        self.kinds = [kind for kind in kinds if kind.total]
+
+    def dim_of_rows(self, whole: Sequence[int], parts: Sequence[Sequence[int]]) -> list:
+        """(dimension, kind) by which tensors of these shapes may be rows of one kind."""
+        if any(len(part) != len(whole) for part in parts):
+            return []
+        return [
+            (dim, kind)
+            for dim, size in enumerate(whole)
+            for kind in self.kinds
+            if kind.total == size
+            and all(part[dim] == one.count for part, one in zip(parts, kind.pieces, strict=True))
+            and all(_without(part, dim) == _without(whole, dim) for part in parts)
+        ]
+
+    def difference(
+        self, whole: Tensor, parts: Sequence[Tensor], scale: float = 0, *, strict: bool = False
+    ) -> float | None:
+        """The largest difference over the largest number of ``whole`` (or ``scale``, if larger);
+        ``None`` where it cannot be said which rows of ``parts`` are which.
+
+        Of whole numbers it is the share that differs. Tensors may be rows of nodes or edges by any
+        dimension, the same on all ranks, or rows in an order that is not known. ``strict``: what
+        may be rows of nodes or edges, is.
+        """
+        shapes = [part.shape for part in parts]
+        found = [
+            apart(whole, _joined(whole, parts, dim, kind), scale)
+            for dim, kind in self.dim_of_rows(whole.shape, shapes)
+        ]
+        if all(shape == whole.shape for shape in shapes) and not (strict and found):
+            found.append(max(apart(whole, part, scale) for part in parts))
+        if not found and _fit_together(whole, parts):
+            found.append(apart(_sorted(whole), _sorted(torch.cat(list(parts))), scale))
+        return min(found, default=None)
+
+
+def _without(shape: Sequence[int], dim: int) -> list[int]:
+    return [size for place, size in enumerate(shape) if place != dim]
+
+
+def _joined(whole: Tensor, parts: Sequence[Tensor], dim: int, kind: Kind) -> Tensor:
+    made = torch.empty_like(whole, dtype=parts[0].dtype)
+    for part, piece in zip(parts, kind.pieces, strict=True):
+        made.index_copy_(dim, piece.there, part.index_select(dim, piece.here))
+    return made
+
+
+def _fit_together(whole: Tensor, parts: Sequence[Tensor]) -> bool:
+    """Whether the ranks' rows, in any order, can be those of the whole."""
+    if whole.dim() == 0 or any(part.dim() == 0 for part in parts):
+        return False
+    same = all(part.shape[1:] == whole.shape[1:] for part in parts)
+    return same and sum(map(len, parts)) == len(whole)
+
+
+def _sorted(rows: Tensor) -> Tensor:
+    """Rows in an order that only their numbers decide, but for rounding."""
+    flat = rows.reshape(len(rows), -1).double().nan_to_num()
+    weights = torch.sin(1.0 + torch.arange(flat.shape[1], dtype=torch.float64))
+    return rows[(flat @ weights).argsort(stable=True)]
+
+
+def apart(expected: Tensor, got: Tensor, scale: float = 0) -> float:
+    """How far two tensors of one shape are apart, see :meth:`Layout.difference`."""
+    if expected.numel() == 0:
+        return 0.0
+    if not expected.is_floating_point():
+        return float((expected != got).double().mean())
+    expected, got = expected.double(), got.double()
+    if not torch.equal(expected.isnan(), got.isnan()):
+        return float("inf")
+    rest = ~((expected == got) | expected.isnan())
+    if not rest.any():
+        return 0.0
+    size = max(largest(expected), scale, _SMALL)
+    return float((expected - got)[rest].abs().max()) / size
+
+
+def largest(values: Tensor) -> float:
+    """The largest finite magnitude; 0 without any."""
+    finite = values[values.isfinite()]
+    return float(finite.abs().max()) if len(finite) else 0.0

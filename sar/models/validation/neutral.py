@@ -1,0 +1,85 @@
+"""Models and graphs in float64, which drop nothing at random."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from sar.models.known import known_layers
+from sar.nn.dropout import Dropout
+from sar.partition.arrays import ORIG_EID, ORIG_ID, GraphArrays
+
+_DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout",
+             "feature_alpha_dropout")  # fmt: skip
+_MODULES = (Dropout, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout,
+            nn.FeatureAlphaDropout)  # fmt: skip
+
+
+def widened(model: nn.Module) -> nn.Module:
+    """``model`` on the CPU in float64, tensors that are plain attributes as well."""
+    model = model.cpu().double()
+    for module in model.modules():
+        for name, value in vars(module).items():
+            if isinstance(value, Tensor) and value.is_floating_point():
+                vars(module)[name] = value.detach().cpu().double()
+    return model
+
+
+def without_dropout(model: nn.Module) -> nn.Module:
+    """``model`` whose layers drop nothing."""
+    for module in model.modules():
+        if isinstance(module, _MODULES):
+            module.p = 0.0
+        elif isinstance(module, (nn.RNNBase, nn.MultiheadAttention)):
+            module.dropout = 0.0
+        for layers in known_layers():
+            layers.drop_nothing(module)
+    return model
+
+
+@contextmanager
+def no_dropout() -> Iterator[None]:
+    """Inside, torch's functions of dropout drop nothing."""
+
+    def off(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def call(
+            input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+        ) -> Any:
+            return function(input, p, False, inplace)
+
+        return call
+
+    before = {name: getattr(F, name) for name in _DROPOUTS}
+    made = {name: off(function) for name, function in before.items()}
+    for name, function in made.items():
+        setattr(F, name, function)
+    try:
+        yield
+    finally:
+        for name, function in made.items():
+            if getattr(F, name) is function:
+                setattr(F, name, before[name])
+
+
+def doubled(graph: GraphArrays) -> GraphArrays:
+    """The same graph with columns in float64, whose nodes and edges are numbered by place."""
+
+    def wide(columns: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {
+            name: column.double() if column.is_floating_point() else column
+            for name, column in columns.items()
+            if name not in (ORIG_ID, ORIG_EID)
+        }
+
+    nodes = {
+        ntype: wide(graph.node_data.get(ntype, {})) | {ORIG_ID: torch.arange(count)}
+        for ntype, count in graph.num_nodes.items()
+    }
+    edges = {etype: wide(graph.edge_data.get(etype, {})) for etype in graph.edges}
+    return replace(graph, node_data=nodes, edge_data=edges)

@@ -1,0 +1,157 @@
+"""The graph that a model is validated on: the user's, or a piece of it, as arrays."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sar import registry
+from sar.partition.arrays import EType, GraphArrays
+from sar.partition.load import load_partition, read_book
+from sar.partition.run import open_graph
+
+MOST_NODES, MOST_EDGES = 2_000, 30_000
+_MOST_READ = 2_000_000  # nodes and edges of partitions that are put together
+
+
+def kind_of(source: Any) -> str | None:
+    """The front end whose library's graph this is; ``None`` where it is none's."""
+    for name in registry.front_ends():
+        if getattr(registry.front_end(name), "is_graph", _is_none)(source):
+            return name
+    return None
+
+
+def _is_none(source: Any) -> bool:
+    return False
+
+
+def small_graph(source: Any, scratch: Path) -> tuple[GraphArrays, str | None]:
+    """The graph in memory, at most of a few thousand nodes, and what piece of it that is.
+
+    Args:
+        source: a graph of a library, ``GraphArrays``, a path of partitions, or what ``sar
+            partition`` takes.
+
+    Raises ``TypeError`` for anything else, and what reading it raises.
+    """
+    if isinstance(source, (str, os.PathLike)) and _are_partitions(source):
+        book = read_book(source)
+        if book.num_nodes() + book.num_edges() > _MOST_READ:
+            return _piece_of_part(source)
+    if isinstance(source, GraphArrays):
+        data = {n: dict(source.node_data.get(n, {})) for n in source.num_nodes}
+        source = replace(source, node_data=data)  # which gets numbers of its rows
+    return _piece(open_graph(source, scratch, True).graph)
+
+
+def _are_partitions(source: Any) -> bool:
+    path = os.fspath(source)
+    return path.endswith(".json") or os.path.isdir(path)
+
+
+def _piece(graph: GraphArrays) -> tuple[GraphArrays, str | None]:
+    if graph.total_nodes <= MOST_NODES and graph.total_edges <= MOST_EDGES:
+        return graph, None
+    chosen = {ntype: ids for ntype, ids in _around(graph.num_nodes, graph.edges).items()}
+    made = replace(
+        graph,
+        num_nodes={ntype: len(ids) for ntype, ids in chosen.items()},
+        edges={},
+        node_data={
+            ntype: {name: column[chosen[ntype]] for name, column in columns.items()}
+            for ntype, columns in graph.node_data.items()
+        },
+        edge_data={},
+    )
+    for etype, ends in graph.edges.items():
+        rows, made.edges[etype] = _edges_between(ends, chosen[etype[0]], chosen[etype[2]])
+        columns = graph.edge_data.get(etype, {})
+        made.edge_data[etype] = {name: column[rows] for name, column in columns.items()}
+    told = f"around some of {graph.total_nodes:,} nodes"
+    return made, told
+
+
+def _around(
+    num_nodes: dict[str, int], edges: dict[EType, tuple[Tensor, Tensor]]
+) -> dict[str, Tensor]:
+    """Sorted ids by type of nodes around ends of some edges of each relation."""
+    rng = torch.Generator().manual_seed(0)
+    chosen = {ntype: torch.zeros(count, dtype=torch.bool) for ntype, count in num_nodes.items()}
+    for ntype, mask in chosen.items():
+        if not any(ntype in etype[::2] and len(edges[etype][0]) for etype in edges):
+            mask[:10] = True
+    for etype, (src, dst) in edges.items():
+        if len(src):
+            some = torch.randint(len(src), (3,), generator=rng)
+            chosen[etype[0]][src[some]], chosen[etype[2]][dst[some]] = True, True
+    while True:
+        room = MOST_NODES - sum(int(mask.sum()) for mask in chosen.values())
+        new = _next_to(chosen, edges)
+        count = sum(map(len, new.values()))
+        for ntype, ids in new.items():
+            keep = len(ids) if count <= room else max(0, len(ids) * room // count)
+            chosen[ntype][ids[torch.randperm(len(ids), generator=rng)[:keep]]] = True
+        if count == 0 or count >= room:
+            return {ntype: mask.nonzero()[:, 0] for ntype, mask in chosen.items()}
+
+
+def _next_to(
+    chosen: dict[str, Tensor], edges: dict[EType, tuple[Tensor, Tensor]]
+) -> dict[str, Tensor]:
+    """Sources of edges that end in chosen nodes, by type."""
+    found: dict[str, list[Tensor]] = {ntype: [] for ntype in chosen}
+    for etype, (src, dst) in edges.items():
+        ends = src[chosen[etype[2]][dst]]
+        found[etype[0]].append(ends[~chosen[etype[0]][ends]])
+    return {n: torch.cat(ids).unique() for n, ids in found.items() if ids}
+
+
+def _edges_between(
+    ends: tuple[Tensor, Tensor], src_ids: Tensor, dst_ids: Tensor
+) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """Rows of edges between chosen nodes, at most so many, and their ends by new numbers."""
+    src, dst = ends
+    rows = (torch.isin(src, src_ids) & torch.isin(dst, dst_ids)).nonzero()[:, 0]
+    if len(rows) > MOST_EDGES:
+        order = np.random.default_rng(0).permutation(len(rows))[:MOST_EDGES]
+        rows = rows[torch.from_numpy(np.sort(order))]
+    return rows, (torch.searchsorted(src_ids, src[rows]), torch.searchsorted(dst_ids, dst[rows]))
+
+
+def _piece_of_part(path: Any) -> tuple[GraphArrays, str]:
+    """A piece of the first part's own nodes; of its features a few rows are read."""
+    data = load_partition(path, 0)
+    counts = {ntype: data.num_nodes(ntype) for ntype in data.book.ntypes}
+    edges, rows = dict[EType, tuple[Tensor, Tensor]](), dict[EType, Tensor]()
+    for etype, shard in data.edges.items():
+        own = slice(shard.offsets[0], shard.offsets[1])
+        edges[etype] = (shard.src[own].long(), shard.dst[own].long())
+        rows[etype] = shard.eid[own].long()
+    chosen = _around(counts, edges)
+    graph = GraphArrays(data.book.graph_name, {n: len(ids) for n, ids in chosen.items()}, {})
+    for ntype, ids in chosen.items():
+        graph.node_data[ntype] = _read(data.node_features, f"{ntype}/", ids)
+    for etype, ends in edges.items():
+        some, graph.edges[etype] = _edges_between(ends, chosen[etype[0]], chosen[etype[2]])
+        graph.edge_data[etype] = _read(data.edge_features, ":".join(etype) + "/", rows[etype][some])
+    return graph, f"around some of {data.book.num_nodes():,} nodes, in part 0"
+
+
+def _read(store: Any, prefix: str, ids: Tensor) -> dict[str, Tensor]:
+    found = {}
+    for key in store:
+        if key.startswith(prefix):
+            read = store.reader(key)
+            rows = [read(one, one + 1) for one in ids.tolist()]
+            dtype, shape = store.info(key)
+            found[key.removeprefix(prefix)] = (
+                torch.cat(rows) if rows else torch.empty((0, *shape[1:]), dtype=dtype)
+            )
+    return found
