@@ -19,7 +19,14 @@ from torch import Tensor, nn
 from torch_geometric import nn as of_pyg
 from torch_geometric.data import Data
 from torch_geometric.nn import aggr
-from torch_geometric.utils import mask_feature, scatter, softmax, to_dense_batch, unbatch
+from torch_geometric.utils import (
+    mask_feature,
+    scatter,
+    shuffle_node,
+    softmax,
+    to_dense_batch,
+    unbatch,
+)
 
 import sar
 import sar.pyg
@@ -342,6 +349,7 @@ MISTAKES: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "BatchNorm": ("BatchNorm1d(6", lambda d: of_pyg.BatchNorm(6)(d.x)),
     "global_mean_pool": ("global_mean_pool", lambda d: of_pyg.global_mean_pool(d.x, None)),
     "mask_feature": ("mask_feature draws", lambda d: mask_feature(d.x)),
+    "shuffle_node": ("shuffle_node draws", lambda d: shuffle_node(d.x)),
     "a plain batch": (
         "scatter by a plain index",
         lambda d: of_pyg.global_add_pool(d.x, torch.zeros(d.num_nodes, dtype=torch.int64)),

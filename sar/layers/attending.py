@@ -39,15 +39,18 @@ from sar.stream.plan import agree_on_gradients
 
 
 def input_travels(
-    relation: Relation, x: Tensor, weight: Tensor, width: int, policy: Policy, fused: bool
+    relation: Relation | None, x: Any, weight: Any, width: int, policy: Policy, fused: bool
 ) -> bool:
     """Whether x travels by Note [Projected on arrival]: if it may on all ranks, rows of one width.
+    Never where there are several relations, or no one tensor of rows or ``weight``.
 
     Collective where ``x`` asks for no gradient and ``weight``, which projects it, does, at each
     call: if a single rank takes another way from some moment on, nobody waits. ``width`` is of the
     rows that would travel instead; ``fused``: this rank computes the layer as a whole. Raises
     ``ValueError`` on every rank where ``x`` or ``weight`` asks for a gradient on some only.
     """
+    if relation is None or not isinstance(x, Tensor) or not isinstance(weight, Tensor):
+        return False
     group = relation.group
     agree_on_gradients(relation.plan, [("rows", x), ("their weight", weight)], 2)
     trained = weight.requires_grad and torch.is_grad_enabled()

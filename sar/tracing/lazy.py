@@ -220,7 +220,6 @@ _VIEWS: dict[Callable, Callable[[Tensor], Tensor]] = {
     Tensor.imag.__get__: torch.imag,  # type: ignore[attr-defined]
 }
 
-_MOVES = {Tensor.to, Tensor.cpu, Tensor.cuda}
 SIZES = {Tensor.size, Tensor.numel, torch.numel, Tensor.shape.__get__}  # type: ignore[attr-defined]
 _MOVES = {Tensor.to, Tensor.cpu, Tensor.cuda}
 # Made with sizes that are given, of dtype and device of the tensor.

@@ -246,10 +246,8 @@ def _agree_attention(
     ``projection`` makes the values, beside which otherwise ``scores`` numbers a head travel.
     """
     numbers = layer._num_heads * (layer._out_feats + scores)
-    x, relation = inputs.get("feat"), graph.sole_relation
     weight = getattr(getattr(layer, projection, None), "weight", None)
-    if relation is None or not isinstance(x, Tensor) or not isinstance(weight, Tensor):
-        return False
+    x, relation = inputs.get("feat"), graph.sole_relation
     return input_travels(relation, x, weight, numbers, graph.policy, fused)
 
 

@@ -347,12 +347,8 @@ def _agree_attention(
 
     ``projection`` makes the values, beside which otherwise ``scores`` numbers a head travel.
     """
-    x, relation = inputs.get("x"), graph.sole_relation
-    weight = _weight(layer, projection)
-    if relation is None or not isinstance(x, Tensor) or weight is None:
-        return False
-    numbers = layer.heads * (layer.out_channels + scores)
-    return input_travels(relation, x, weight, numbers, graph.policy, fused)
+    weight, numbers = _weight(layer, projection), layer.heads * (layer.out_channels + scores)
+    return input_travels(graph.sole_relation, inputs.get("x"), weight, numbers, graph.policy, fused)
 
 
 _SCORED = _MESSAGES | {"message": ("4fde4d44de6d0f1a",), "edge_update": ("d21a8aed265a6a15",)}

@@ -164,12 +164,17 @@ def _keys_if_any(known: KeyedRows, x: Tensor, kinds: set[Kind]) -> Tensor | None
 
 # -- the table -----------------------------------------------------------------------------------
 
+_OF_ALL = "it reads ids or labels of all nodes; call it before the graph is cut"
+_REFUSED = {
+    ("_negative_sampling", "negative_sampling", 0): _PAIRS, ("_homophily", "homophily", 0): _OF_ALL,
+    ("_subgraph", "subgraph", 1): _OF_ALL, ("_subgraph", "bipartite_subgraph", 1): _OF_ALL,
+}  # fmt: skip
+
 # As in ``utilities``.
 REPLACED: dict[tuple[str, str], tuple[int, str, Callable]] = {
     ("torch_geometric.utils.dropout", function.__name__): (0, "edge_index", function)
     for function in (dropout_edge, dropout_adj, dropout_node)
 } | {
-    ("torch_geometric.utils._negative_sampling", "negative_sampling"): (
-        0, "edge_index", refused("negative_sampling", _PAIRS),
-    )
-}  # fmt: skip
+    (f"torch_geometric.utils.{module}", name): (place, "edge_index", refused(name, reason))
+    for (module, name, place), reason in _REFUSED.items()
+}

@@ -34,7 +34,8 @@ _NORMS = (
 def patches() -> Iterator[tuple[Any, str, Callable[[Any], Any]]]:
     """(holder, attribute, wrapper) of functions and of methods of PyG and torch."""
     yield import_module("torch_geometric.utils._scatter"), "scatter", _of_scatter
-    yield import_module("torch_geometric.utils.augmentation"), "mask_feature", _of_masks
+    for name in ("mask_feature", "shuffle_node"):
+        yield import_module("torch_geometric.utils.augmentation"), name, _of_draws
     for name in ("global_add_pool", "global_mean_pool", "global_max_pool"):
         yield import_module("torch_geometric.nn.pool.glob"), name, _of_pool
     norms = import_module("torch_geometric.nn.norm")
@@ -103,11 +104,11 @@ def _of_pool(pool: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return call
 
 
-def _of_masks(mask_feature: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(mask_feature)
+def _of_draws(draw: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(draw)
     def call(x: Any, *args: Any, **kwargs: Any) -> Any:
-        _warn_of_local(x, "mask_feature draws a mask for", _DRAW)
-        return mask_feature(x, *args, **kwargs)
+        _warn_of_local(x, f"{draw.__name__} draws for", _DRAW)
+        return draw(x, *args, **kwargs)
 
     return call
 

@@ -72,7 +72,8 @@ UNDISTRIBUTED: dict[str, dict[str, str]] = {
     },
 }
 _TRANSFORMS = (
-    "Center", "NormalizeFeatures", "NormalizeScale", "RandomNodeSplit", "SVDFeatureReduction"
+    "Center", "Delaunay", "FixedPoints", "NormalizeFeatures", "NormalizeRotation", "NormalizeScale",
+    "RandomNodeSplit", "SVDFeatureReduction", "TargetIndegree",
 )  # fmt: skip
 _READS_ALL = "reads the rows of all nodes at once; transform the data before they are cut"
 
