@@ -10,8 +10,8 @@ import threading
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -28,7 +28,6 @@ from sar.errors import CommError
 _ARRIVED, _JOINS = "sar/arrived/{}", "sar/joins/{}"  # by rank
 _SIZE = "sar/size"
 _ALL_ARRIVED, _NUM_ARRIVED = "sar/all_arrived", "sar/num_arrived"
-_LAZY = "TORCH_GLOO_LAZY_INIT"  # of torch
 _PAUSE = 0.05
 _LOOK_SECONDS = 1.0  # from one look at who has ended to the next
 _LEAVE_SECONDS = 2.0  # for ranks of other launches to read what happened
@@ -79,20 +78,6 @@ def _for_board(store: dist.Store) -> dist.PrefixStore:
     """The part of the store for this attempt of the launcher."""
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     return dist.PrefixStore(f"sar/attempt_{attempt}", store)
-
-
-@contextmanager
-def _connected_when_used() -> Iterator[None]:
-    """Inside, gloo's groups connect two ranks at their first message: torch's default group is the
-    user's, and sar sends nothing over its P - 1 connections."""
-    if _LAZY in os.environ:
-        yield
-        return
-    os.environ[_LAZY] = "1"
-    try:
-        yield
-    finally:
-        del os.environ[_LAZY]
 
 
 def agent_keeps_store() -> bool:
@@ -153,14 +138,13 @@ class Rendezvous:
                 self._doing = "waiting for the others"
                 self._wait_for_all(store)
                 self._doing = "making torch's default group"
-                with _connected_when_used():
-                    dist.init_process_group(
-                        self.backend,
-                        store=store,
-                        rank=self.rank,
-                        world_size=self.size,
-                        timeout=self.limit,
-                    )
+                dist.init_process_group(
+                    self.backend,
+                    store=store,
+                    rank=self.rank,
+                    world_size=self.size,
+                    timeout=self.limit,
+                )
         self._doing = "making the groups"
         group = ProcessGroup(self.backend, self.device, self.limit, self._board, self._keeps_store)
         if self._board.store is None:
