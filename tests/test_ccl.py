@@ -129,6 +129,22 @@ def test_no_order_of_groups_deadlocks(ranks: WorkerPool, partitioned: Cutter) ->
     assert ranks.run(3, test_sampling.case_beside, path, timeout=LIMIT) == want
 
 
+def case_join_again(group: Any) -> tuple[str, str, float, str]:
+    """The backend is that of the default group, which the user has made; further groups are not."""
+    sar.shutdown()
+    with pytest.raises(ValueError, match="got 'gloo', but the process group says 'ccl'"):
+        sar.initialize_comms(group.rank, group.size, backend="gloo")
+    again = sar.initialize_comms(group.rank, group.size, timeout=LIMIT)
+    total, beside = float(again.all_reduce(torch.ones(1))), again.beside()
+    beside.all_reduce(torch.ones(1))
+    return again.backend, beside.backend, total, str(again.device)
+
+
+def test_a_process_joins_again(ranks: WorkerPool) -> None:
+    assert ranks.run(2, case_join_again, timeout=LIMIT) == [("ccl", "gloo", 2.0, "cpu")] * 2
+    ranks.close()  # the pool knows nothing of it
+
+
 @pytest.mark.parametrize("when", ["backward", "reduction"])
 def test_a_killed_rank_is_named(when: str, ranks: WorkerPool, partitioned: Cutter) -> None:
     """Though the binding waits for ever: well before the timeout."""

@@ -114,7 +114,8 @@ class ProcessGroup(Group):
 
     def part(self, members: Sequence[int]) -> ProcessGroup:
         self._check_open()
-        options = self.backend, self.device, self._timeout, self.board
+        backend = "gloo" if self._may_block else self.backend
+        options = backend, self.device, self._timeout, self.board
         ranks, first = [self._members[rank] for rank in members], self._first or self
         made = self._guarded(partial(ProcessGroup, *options, first=first, members=ranks))
         self._beside = [one for one in self._beside if not one._is_closed] + [made]

@@ -245,9 +245,13 @@ def _forget_joining(is_users: bool) -> None:
 
 def _checked_backend(backend: str | None) -> str:
     """The backend, known and installed; importing oneCCL's binding registers it with torch."""
-    backend = backend or ("nccl" if torch.cuda.is_available() else "gloo")
+    made = dist.get_backend() if dist.is_initialized() else None
+    known = made if made in BACKENDS else None  # torch has others, and one for each device
+    backend = backend or known or ("nccl" if torch.cuda.is_available() else "gloo")
     if backend not in BACKENDS:
         raise ValueError(f"backend: got {backend!r}, expected one of {', '.join(BACKENDS)}")
+    if known not in (None, backend):
+        raise ValueError(f"backend: got {backend!r}, but the process group says {known!r}")
     is_there = {
         "gloo": lambda: True,
         "nccl": lambda: dist.is_nccl_available() and torch.cuda.is_available(),
