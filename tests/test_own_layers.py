@@ -378,11 +378,14 @@ def test_random_numbers_are_those_of_forward(partitioned: Cutter) -> None:
         part = Part(group, path)
         x = part.node_rows(whole(57, (4,), seed=3))
 
+        drop = sar.convert_dropout(torch.nn.Sequential(torch.nn.Dropout(0.5)), part.graph)
+
         def dropped(rows: Tensor, src: Tensor, dst: Tensor, _: Tensor) -> Tensor:
-            rows = torch.nn.functional.dropout(rows[src], 0.5)
-            return torch.zeros(len(x), 4, dtype=rows.dtype).index_add(0, dst, rows)
+            sums = torch.zeros(len(x), 4, dtype=rows.dtype)
+            return sums.index_add(0, dst, drop(rows[src]))
 
         out = sar.sum_rounds(part.graph, dropped, x)
+        assert not torch.allclose(out, part.graph.aggregate(x, "sum"))
         out.sum().backward()
         close(group.all_reduce((x.grad * x).sum().detach()), group.all_reduce(out.sum().detach()))
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch_geometric import nn
 from torch_geometric.data import Data
-from torch_geometric.utils import add_self_loops
+from torch_geometric.utils import add_self_loops, scatter
 
 import sar
 import sar.pyg
@@ -236,6 +236,18 @@ WRONG: dict[str, tuple[Callable[[Any, Tensor], Any], type[Exception], str]] = {
         lambda g, x: sar.sum_rounds(g, lambda rows, *_: rows.add_(1)[:1].expand(len(x), -1), x),
         ValueError, "part: wrote into",
     ),
+    "it adds itself": (
+        lambda g, x: sar.sum_rounds(g, lambda *given: x + add(*given, x), x),
+        ValueError, "other numbers than 0 for no edges",
+    ),
+    "a mean": (
+        lambda g, x: sar.sum_rounds(g, lambda r, s, d, _: scatter(r[s], d, 0, len(x), "mean"), x),
+        ValueError, "not the sum of its results for halves",
+    ),
+    "a norm": (
+        lambda g, x: sar.sum_rounds(g, lambda r, s, *e: add(r, s, *e, x) / r[s].norm(), x),
+        ValueError, "",
+    ),
     "ids of numbers": (lambda g, x: sar.fetch(g, x, x[:, 0]), TypeError, "ids: got torch.float64"),
     "a mask": (lambda g, x: sar.fetch(g, x, x[:, 0] > 0), TypeError, "ids: got torch.bool"),
     "below 0": (
@@ -288,8 +300,8 @@ def test_a_part_that_fails_in_backward_is_told_on_all_ranks(cut_in_three: str) -
         x = part.node_rows(rows_of(57, (4,), seed=3))
 
         def fails(*given: Any) -> Tensor:
-            calls.append(1)
-            if group.rank == 1 and len(calls) > 4:
+            calls.append(1)  # 4 to try it, 3 forward
+            if group.rank == 1 and len(calls) > 7:
                 raise KeyError("second time")
             return add(*given)
 

@@ -26,6 +26,7 @@ from sar.ops.rounds import sum_over_rounds
 from sar.partition.book import EType
 from sar.partition.features import ORIGINAL
 from sar.tracing.capture import TORCH_CAPTURES
+from sar.tracing.message_dropout import inside_function
 
 
 @untraced
@@ -106,7 +107,7 @@ def sum_rounds(
             of ``rows`` that edges start in, and rows of this rank that they end in; int64 [e], the
             edges' places in columns of edges. Returns [num_dst, ...], floating point: what these
             edges add to each destination. It calls nothing collective and writes into none of its
-            arguments.
+            arguments. It is tried once on a few edges, whole and in halves.
         x: [num_src, ...] as of :func:`halo`.
         others: tensors that ``part`` gets as they are, with gradients.
 
@@ -115,7 +116,7 @@ def sum_rounds(
 
     Raises, on every rank:
         TypeError, ValueError: as :func:`halo`; ``part`` is no function, gives another shape or
-            type, or wrote into its arguments; something else is no tensor.
+            type, is no sum over edges, or wrote into its arguments; something else is no tensor.
         Anything that ``part`` raises on any rank; of a class of its own, as ``SarError``.
     """
     with _agreed("sum_rounds", graph, _by_name(etype), {"etype": etype}) as call:
@@ -126,7 +127,7 @@ def sum_rounds(
             expect.tensor(other, f"others[{number}]")
         call.rows(x, relation.num_src, "source")
     _tell(view, "rounds", x, *others)
-    return sum_over_rounds(relation, part, x, others, view.policy, TORCH_CAPTURES)
+    return sum_over_rounds(relation, part, x, others, view.policy, TORCH_CAPTURES, inside_function)
 
 
 @untraced

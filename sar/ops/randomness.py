@@ -43,6 +43,13 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
             generator.set_state(state)
 
 
+def random_state(device: torch.device) -> Tensor:
+    """The state of the generator of ``device``; inside of :func:`seeded`."""
+    if is_host(device):
+        return torch.default_generator.get_state()
+    return torch.get_device_module(device).get_rng_state(device)
+
+
 @contextmanager
 def unchanged() -> Iterator[None]:
     """Random numbers of the CPU drawn inside leave no trace outside, nor in what others seeded.

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,31 +15,35 @@ from torch.autograd.graph import saved_tensors_hooks
 from sar._private import version_of
 from sar.config import Policy
 from sar.edges.relation import Relation
-from sar.kernels import add_rows, wide_dtype
+from sar.kernels import Csc, add_rows, wide_dtype
 from sar.ops.capture import Captures, detached_leaf, leaves_of
 from sar.ops.halo import from_wire, to_wire
 from sar.ops.message_blocks import as_before, autocast_state, flat_rows
 from sar.ops.message_passes import Recomputed
+from sar.ops.randomness import random_state
 from sar.ops.saving import any_rank
 from sar.stream import GradientMessages, GradientReturn, Pass, Step
 
 Part = Callable[..., Tensor]
+Around = Callable[[], AbstractContextManager[Any]]
+_FEW = 16  # edges that a function is tried on
 
 
 def sum_over_rounds(
     relation: Relation, part: Part, x: Tensor, others: Sequence[Tensor], policy: Policy,
-    capturing: Captures,
+    capturing: Captures, around: Around,
 ) -> Tensor:  # fmt: skip
     """``part`` of the own rows and of those of each round, summed: [num_dst, ...]; collective.
 
     Backward fetches the rows again and calls ``part`` again. Raises on every rank what ``part``
-    raises on any. ``capturing`` replaces the leaves that ``part`` uses besides its arguments.
+    raises on any. ``capturing`` replaces the leaves that ``part`` uses besides its arguments;
+    ``around`` gives what each call is made in.
 
     Args:
         part: (rows, src, dst, positions, \\*others) -> [num_dst, ...].
         x: [num_src, ...]; all ranks agree on whether it asks for a gradient.
     """
-    spec, kept = RoundSum(relation, part, policy, capturing), list[Tensor]()
+    spec, kept = RoundSum(relation, part, policy, capturing, around), list[Tensor]()
     tensors = [x, *others]
     result, leaves = spec.forward([t.detach() for t in tensors], kept)
     tensors += leaves
@@ -80,6 +85,7 @@ class RoundSum:
     part: Part
     policy: Policy
     capturing: Captures
+    around: Around
     seed: int = field(default_factory=lambda: int(torch.randint(2**62, (1,))))
     autocast: tuple[str, bool, torch.dtype] = field(default_factory=autocast_state)
 
@@ -93,6 +99,9 @@ class RoundSum:
             if error is not None:
                 continue  # the others wait for the rows of this rank
             try:
+                if step.round is None:
+                    tried = partial(self.try_on_few_edges, step, rows, given[1:])
+                    self.relation.derived(("sum_rounds", *_code_of(self.part)), tried)
                 with saved_tensors_hooks(lambda saved: saved, lambda saved: saved):
                     value = self.call(step, rows, given[1:])
                 leaves |= {id(leaf): leaf for leaf in _leaves_behind(value)}
@@ -125,12 +134,15 @@ class RoundSum:
         mode: AbstractContextManager | None = None,
     ) -> Tensor:  # fmt: skip
         """The result of one call; raises ``TypeError`` or ``ValueError`` where it does not fit."""
-        shard, given = step.shard, [rows, *others]
-        if shard.order is None:
-            raise RuntimeError("unreachable: the pass was asked for the places of edges")
-        ends = [end.long() for end in (shard.indices, shard.row_of_edges(), shard.order)]
+        return self._on(ends_of_edges(step.shard), step.number, rows, others, mode)
+
+    def _on(
+        self, ends: Sequence[Tensor], number: int, rows: Tensor, others: Sequence[Tensor],
+        mode: AbstractContextManager | None = None,
+    ) -> Tensor:  # fmt: skip
+        given = [rows, *others]
         before = [version_of(tensor) for tensor in given]
-        with as_before(self.seed, step.number, self.autocast, rows.device, mode):
+        with as_before(self.seed, number, self.autocast, rows.device, mode), self.around():
             value = self.part(rows, *ends, *others)
         if [version_of(tensor) for tensor in given] != before:
             raise ValueError("part: wrote into a tensor that it was given, expected a new one")
@@ -143,6 +155,50 @@ class RoundSum:
                 f"[{self.relation.num_dst}, ..], a row for each destination"
             )
         return value
+
+    def try_on_few_edges(self, step: Step, rows: Tensor, others: Sequence[Tensor]) -> bool:
+        """True; ``ValueError`` unless ``part`` gives 0 for no edge, and for some of them the sum of
+        what it gives for halves of them, if it draws no random numbers."""
+        ends = [end[:_FEW] for end in ends_of_edges(step.shard)]
+        draws = list[bool]()
+
+        def noted(*given: Tensor) -> Tensor:
+            before = random_state(rows.device)
+            value = self.part(*given)
+            draws.append(not torch.equal(random_state(rows.device), before))
+            return value
+
+        spec, touched = replace(self, part=noted), ends[1].unique()
+        with torch.no_grad():
+            if spec._on([end[:0] for end in ends], 0, rows, others).any():
+                raise ValueError("part: returned other numbers than 0 for no edges, expected a sum")
+            whole, even, odd = (
+                spec._on([end[chosen] for end in ends], 0, rows, others)[touched]
+                for chosen in (slice(None), slice(0, None, 2), slice(1, None, 2))
+            )
+        about = 0.01 * float(whole.abs().max()) if whole.numel() else 0.0
+        close = torch.allclose(whole, even + odd, rtol=0.01, atol=about, equal_nan=True)
+        if not any(draws) and not close:
+            raise ValueError(
+                "part: its result for some edges is not the sum of its results for halves of them, "
+                "as of a mean, a softmax or a norm; expected what each edge adds by itself"
+            )
+        return True
+
+
+def ends_of_edges(shard: Csc) -> list[Tensor]:
+    """int64 [e] each: rows that edges start in, rows that they end in, their places."""
+    if shard.order is None:
+        raise RuntimeError("unreachable: the pass was asked for the places of edges")
+    return [end.long() for end in (shard.indices, shard.row_of_edges(), shard.order)]
+
+
+def _code_of(part: Any) -> tuple[Any, int]:
+    """What tells functions apart that were tried from those that were not."""
+    while isinstance(part, partial):
+        part = part.func
+    code = getattr(getattr(part, "__func__", part), "__code__", None)
+    return code or type(part), id(getattr(part, "__self__", None) if code else part)
 
 
 @dataclass
