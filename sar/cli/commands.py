@@ -121,6 +121,7 @@ _ALL = (
         ),
         Group(
             "model", *options_of(ModelOptions),
+            *(one for one in options_of(DataOptions) if one.name == "target_type"),
             Option("feature_width", "of the input; default: the graph's", POSITIVE, None, "F"),
             Option("classes", "of the output; default: the graph's, or 16", POSITIVE, None, "C"),
             Option("activations", "what is compared", one_of(ACTIVATIONS), ["keep", "recompute"],
@@ -138,7 +139,7 @@ _ALL = (
             Option("memory", "of a host, like 256GiB", SIZE),
         ),
         Group("report", JSON, *picture("memory and time against the number of ranks")),
-        rules=(rules.model, rules.plan),
+        rules=(rules.model,),
     ),
     Command(
         "train", "sar.cli.train:run", "train a model on a partitioned graph",

@@ -14,11 +14,11 @@ from sar.run_options import ModelOptions
 _INDENT = 9  # columns of a label
 
 
-def model_of(args: argparse.Namespace) -> ModelOptions | None:
+def model_of(args: argparse.Namespace, default: str = "sage") -> ModelOptions | None:
     """The model to predict, or ``None`` where no option asks for it."""
     given = {name: getattr(args, name) for name in ("model", "layers", "hidden")}
     given = {name: value for name, value in given.items() if value is not None}
-    return ModelOptions(**given) if given else None
+    return ModelOptions(**{"model": default} | given) if given else None
 
 
 def report_lines(quality: CutQuality, before: CutQuality | None = None) -> list[str]:
@@ -81,9 +81,10 @@ def predict_cut(
 
 
 def prediction_lines(found: Predicted, indent: int = _INDENT) -> list[str]:
-    model = found.model
+    model, widths = found.model, found.features
+    width = " and ".join(map(str, widths.values() if isinstance(widths, dict) else [widths]))
     what = (
-        f"{model.layers}-layer {model.model}, hidden {model.hidden}, {found.features} features, "
+        f"{model.layers}-layer {model.model}, hidden {model.hidden}, {width} features, "
         f"{found.classes} classes"
     )
     memory = _scaled(found.memory_bytes, 2**30, "GiB")

@@ -17,12 +17,13 @@ from sar.plan import from_summary
 
 
 def run(args: argparse.Namespace) -> int:
-    model = model_of(args)
     check_pictures(args)
     if args.check and not _is_as_written(args.parts):
         return 1
     summary = summarize(args.parts, watch=_progress)
-    predicted = None if model is None else predict_training(from_summary(summary), model)
+    predicted, is_one = None, len(summary["nodes"]) == len(summary["edges"]) == 1
+    if (model := model_of(args, "sage" if is_one else "rgcn")) is not None:
+        predicted = predict_training(from_summary(summary, path=args.parts), model)
     plot_cut(args, summary)
     if args.json:
         more = {} if predicted is None else {"predicted": predicted.to_dict()}

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from sar.options import ABOVE_ZERO, COUNT, POSITIVE, Kind, Option, one_of
-from sar.words import ALLOCATORS, BALANCES, DEFAULT_METHOD, METHODS
+from sar.words import ALLOCATORS, BALANCES, DEFAULT_METHOD, METHODS, MODELS
 
 _BITS = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9, "tbit": 1e12}
 
@@ -78,7 +78,7 @@ INPUT = (
            "first read", expert=True),
 )
 CUT_MODEL = (
-    Option("model", "sage where another option is given", one_of(("sage", "gcn", "gin", "gat"))),
+    Option("model", "sage where another option is given, rgcn for several types", one_of(MODELS)),
     Option("layers", "graph layers; default: 3", POSITIVE),
     Option("hidden", "width of layers; default: 256", POSITIVE),
 )

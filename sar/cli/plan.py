@@ -41,16 +41,11 @@ def run(args: argparse.Namespace) -> int:
     hardware = _hardware(args)
     check_pictures(args)
     graph = _graph(args)
-    width = args.feature_width or graph.features
-    if not width:
-        raise ValueError("--feature-width: got nothing and the partitions hold no 'feat'")
+    width = _width(args, graph, model)
     classes = args.classes or graph.classes or CLASSES
-    costs = {
-        name: measure_costs(
-            Work(model, width, classes, name, args.constant_inputs, graph.columns), args.threads
-        )
-        for name in dict.fromkeys(args.activations)
-    }
+    more = args.constant_inputs, graph.columns, graph.types
+    works = [Work(model, width, classes, name, *more) for name in dict.fromkeys(args.activations)]
+    costs = {one.activations: measure_costs(one, args.threads) for one in works}
     settings = settings_of(graph.size, list(costs))
     found = [predict(graph, costs[one.activations], one, hardware) for one in settings]
     if args.plot is not None:
@@ -71,9 +66,21 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _width(args: argparse.Namespace, graph: GraphStatistics, model: ModelOptions) -> int:
+    """Columns of the input; raises for models and graphs that do not fit."""
+    if graph.types is None and model.model == "rgcn":
+        raise ValueError("--model: got rgcn, which is for several node types")
+    if graph.types is not None and args.feature_width:
+        raise ValueError("--feature-width: got one for several node types, expected none")
+    width = args.feature_width or graph.features
+    if not width:
+        raise ValueError("--feature-width: got nothing and the partitions hold no 'feat'")
+    return int(width)
+
+
 def _graph(args: argparse.Namespace) -> GraphStatistics:
     if args.graph.endswith(".json") or os.path.isdir(args.graph):
-        graph = from_parts(args.graph)
+        graph = from_parts(args.graph, target_type=args.target_type)
         expected = graph.size if args.hosts is None else args.hosts * args.ranks_per_host
         if expected != graph.size:
             raise ValueError(

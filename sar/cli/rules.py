@@ -84,11 +84,6 @@ def partition(args: Namespace) -> Iterator[str]:
         yield f"--method {args.method} and --assignment: expected one of them"
 
 
-def plan(args: Namespace) -> Iterator[str]:
-    if args.model == "rgcn":
-        yield "--model: got rgcn, which is for several node types; those are not planned"
-
-
 def bench(args: Namespace) -> Iterator[str]:
     if args.scale > 26:
         yield f"--scale: got {args.scale}, expected 8 to 26"

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from sar.models import for_several_types
 from sar.plan.probe import Costs, Work, measure_costs
-from sar.plan.statistics import GraphStatistics
+from sar.plan.statistics import GraphStatistics, Rows
 from sar.run_options import ModelOptions
 
 CLASSES = 16  # of a model where their number is unknown
@@ -73,7 +74,7 @@ def _bytes(
     peaks, sent, received = [], [], []
     by_kind = _row_bytes(graph, costs)
     for rank, part in enumerate(graph.ranks):
-        kinds = [(getattr(part, kind), sizes) for kind, sizes in by_kind.items()]
+        kinds = [(rows[rank], sizes) for rows, sizes in by_kind]
         in_flight = max(
             rows.in_flight(rank, rounds) * max(sizes, default=0) for rows, sizes in kinds
         )
@@ -89,13 +90,14 @@ class Predicted:
     """Bytes of an epoch of full-batch training in strict rounds, of each rank.
 
     Attributes:
-        features, classes: columns of the input and of the output.
+        features, classes: columns of the input, by node type where there are several, and of the
+            output.
         memory_bytes: resident memory at the peak. sent_bytes: rows, from the third epoch on, and
             gradients.
     """
 
     model: ModelOptions
-    features: int
+    features: int | dict[str, int]
     classes: int
     memory_bytes: list[float]
     sent_bytes: list[float]
@@ -113,13 +115,18 @@ def predict_training(graph: GraphStatistics, model: ModelOptions) -> Predicted:
 
     Raises ``ValueError`` for a graph whose features' width is unknown, ``SarError`` if it fails.
     """
+    if graph.types is not None and not model.is_own and model.model != "rgcn":
+        raise ValueError(for_several_types(model.model))
+    if graph.types is None and model.model == "rgcn":
+        raise ValueError("model: got 'rgcn', which is for several node types")
     if not graph.features:
         raise ValueError(f"{graph.name}: has no 'feat' to tell the width of a model's input")
     classes = graph.classes or CLASSES
-    costs = measure_costs(Work(model, graph.features, classes), seconds=False)
+    work = Work(model, graph.features, classes, columns=graph.columns, types=graph.types)
+    costs = measure_costs(work, seconds=False)
     peaks, rows, _ = _bytes(graph, costs, max(1, graph.size - 1))
     sent = [one + _gradients(graph.size, costs) for one in rows]
-    return Predicted(model, graph.features, classes, peaks, sent)
+    return Predicted(model, work.graph.width, classes, peaks, sent)
 
 
 def predict(
@@ -160,27 +167,35 @@ def numbers(asked: int) -> list[int]:
     return sorted(number for number in found if number <= max(asked, _MOST))
 
 
-def _row_bytes(graph: GraphStatistics, costs: Costs) -> dict[str, list[int]]:
-    """Bytes of a row in each exchange, by kind of rows; backward takes the way that sends less."""
-    pulled, ended = [*costs.pulled_bytes], list[int]()
-    starts, ends = graph.rows_sent("pulled"), graph.rows_sent("ended")
-    for of_start, of_end in costs.turned_bytes:
-        if ends * sum(of_end) < starts * sum(of_start):
-            ended += of_end
-        else:
-            pulled += of_start
-    return {"pulled": pulled, "summed": costs.summed_bytes, "ended": ended}
+Exchanges = list[tuple[list[Rows], list[int]]]  # rows of each rank; bytes of a row in each
+
+
+def _row_bytes(graph: GraphStatistics, costs: Costs) -> Exchanges:
+    """Bytes of a row in each exchange, by what travels; backward goes the way that sends less."""
+    graph.count([one.relations for one in costs.exchanges])
+    found: Exchanges = []
+    for one in costs.exchanges:
+        pulled, ended = [*one.pulled_bytes], list[int]()
+        starts, ends = (graph.rows_sent(kind, one.relations) for kind in ("pulled", "ended"))
+        for of_start, of_end in one.turned_bytes:
+            if ends * sum(of_end) < starts * sum(of_start):
+                ended += of_end
+            else:
+                pulled += of_start
+        sizes = {"pulled": pulled, "summed": one.summed_bytes, "ended": ended}
+        found += [(graph.rows(kind, one.relations), each) for kind, each in sizes.items()]
+    return found
 
 
 def _collectives(
-    graph: GraphStatistics, costs: Costs, setting: Setting, by_kind: dict[str, list[int]]
+    graph: GraphStatistics, costs: Costs, setting: Setting, by_kind: Exchanges
 ) -> float:
     """Processor seconds that messages and later rounds cost a rank, whatever they carry; the first
     round of each exchange is part of ``costs.fixed_seconds``."""
     peers, rounds, messages = graph.size - 1, 0, costs.reductions
     if not peers:
         return 0.0
-    for sizes in by_kind.values():
+    for _, sizes in by_kind:
         rounds += len(sizes) * (setting.rounds - 1)
         messages += len(sizes)  # to each other rank, in whatever round
     return rounds * costs.round_seconds + messages * peers * costs.message_seconds

@@ -14,11 +14,9 @@ import math
 import os
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -39,8 +37,10 @@ from sar.files import scratch_folder
 from sar.kernels.device import is_host
 from sar.models import Call, ModelOptions, build_model, call_of, prepare_graph
 from sar.models.edge_columns import bare
-from sar.partition.arrays import ETYPE_HOMO, NTYPE_HOMO, GraphArrays
-from sar.partition.write import write_partitions
+from sar.nn.params import replicated
+from sar.partition.book import EType
+from sar.plan.graphs import ACROSS, INSIDE, random_graph, star_graph, written
+from sar.plan.types import RowCounts, SetBytes, Types, by_set, likely_sets, tell_rows
 from sar.tracing.edge_rows import EdgeRows
 from sar.train.memory import resident_mb
 
@@ -48,16 +48,18 @@ _NODES, _DEGREE = 32768, 8  # rows that do not fit into a cache, as those of a r
 _FEW_NODES = 4096  # enough for bytes
 _DENSE = 32  # degree of the graph that tells what an edge costs
 _EPOCHS = 3
-_STAR, _ENDS = 64, 6  # nodes of the graph that tells what travels, and ends of edges of a part
+_SEEDS = 20  # stars to try, until each number of rows tells what they are
 _MANY = 5  # ranks of a graph of nearly nothing, to tell what rounds cost
 Log = list[tuple[int, int]]  # rows sent in an exchange, and bytes of one
-ANY, INSIDE, ACROSS = "any", "inside", "across"  # which ends edges have: of two parts
 
 
 @dataclass(frozen=True)
 class Work:
     """What is trained: the model's options, its input and output widths, its activations, where
-    the policy keeps constant inputs, and the columns that edges have, by name."""
+    the policy keeps constant inputs, and the columns that edges have, by name.
+
+    ``types`` are those of the graph; by default one. With several, ``features`` is not looked at,
+    and columns are by relation and name, as ``"user:follows:user/weight"``."""
 
     model: ModelOptions
     features: int
@@ -65,6 +67,12 @@ class Work:
     activations: str = "keep"
     constant_inputs: str = "memory"
     columns: dict[str, dict[str, Any]] = field(default_factory=dict)
+    types: Types | None = None
+
+    @property
+    def graph(self) -> Types:
+        """The types of the graph."""
+        return self.types or Types.of_one(self.features)
 
 
 @dataclass(frozen=True)
@@ -85,7 +93,8 @@ class Costs:
         message_seconds: of an exchange or reduction for each other rank, whatever it carries.
         reductions: small collectives of an epoch.
         process_bytes: resident memory of a process that has imported everything.
-        parameters: number of parameters.
+        parameters: number of parameters that all ranks have.
+        sets: of a graph of several types, in place of the three lists of bytes.
     """
 
     fixed_bytes: float
@@ -103,6 +112,13 @@ class Costs:
     reductions: int
     process_bytes: float
     parameters: int
+    sets: list[SetBytes] = field(default_factory=list)
+
+    @property
+    def exchanges(self) -> list[SetBytes]:
+        """The bytes of rows by the relations that they are of; none named where there is one."""
+        whole = SetBytes([], self.pulled_bytes, self.summed_bytes, self.turned_bytes)
+        return self.sets or [whole]
 
 
 def measure_costs(work: Work, threads: int = 1, *, seconds: bool = True) -> Costs:
@@ -119,7 +135,11 @@ def measure_costs(work: Work, threads: int = 1, *, seconds: bool = True) -> Cost
     )  # fmt: skip
     if done.returncode:
         raise SarError(f"the probe failed: {done.stderr.strip().splitlines()[-1]}")
-    return Costs(**json.loads(done.stdout.splitlines()[-1]))
+    found = json.loads(done.stdout.splitlines()[-1])
+    sets = [SetBytes(**one) for one in found.pop("sets")]
+    for one in sets:
+        one.relations[:] = [(src, name, dst) for src, name, dst in one.relations]
+    return Costs(**found, sets=sets)
 
 
 class _Logged(ThreadGroup):
@@ -141,12 +161,17 @@ class _Run:
         data = sar.load_partition_data(path, group.rank, "cpu")
         whole = Policy(constant_inputs=work.constant_inputs, **policy)
         self.graph = prepare_graph(sar.construct_full_graph(data, whole), work.model)
-        self.x = data.node_features["_N/feat"]
-        self.y = data.node_features["_N/label"].long()
-        self.model = build_model(work.model, work.features, work.classes, graph=self.graph)
+        types, target = work.graph, work.graph.target
+        features = {ntype: data.node_features[f"{ntype}/feat"] for ntype in types.features}
+        self.x = features[target] if types.is_homogeneous else features
+        self.y = torch.arange(data.num_nodes(target)) % work.classes
+        self.model = build_model(
+            work.model, types.width, work.classes, graph=self.graph, target_type=target
+        )
         self.call = call_of(work.model, self.model)
-        for name in self.call.columns:
-            self.graph.put_edge_column(*_column(self.call, name, work, self.graph.num_edges()))
+        for etype, name, about in columns_of(self.call, work):
+            shape, dtype = [self.graph.num_edges(etype), *about["shape"]], about["dtype"]
+            self.graph[etype].put_edge_column(name, torch.zeros(shape, dtype=getattr(torch, dtype)))
         sar.sync_params(self.model, group=group)
         sar.set_activations(self.model, work.activations)
         self.graph = self.graph.with_policy(whole)  # a new one knows the layers imported since
@@ -169,55 +194,28 @@ class _Run:
             log.clear()
 
 
-def _column(call: Call, name: str, work: Work, edges: int) -> tuple[str, Tensor]:
-    """The name of a column that a model gets of edges, and zeros in its place."""
-    found = call.stored_name(bare(name), work.columns)
-    if found is None:
-        known = ", ".join(work.columns) or "none"
-        raise ValueError(f"call: got {name!r}, expected a column of the edges: {known}")
-    about = work.columns[found]
-    return found, torch.zeros([edges, *about["shape"]], dtype=getattr(torch, about["dtype"]))
-
-
-def _random_edges(nodes: int, degree: int, ends: str) -> tuple[Tensor, Tensor]:
-    """Edges between any nodes, inside the parts of even and odd nodes, or across them."""
-    generator = torch.Generator().manual_seed(0)
-    src, dst = torch.randint(nodes, (2, nodes * degree), generator=generator)
-    if ends == ANY:
-        return src, dst
-    return src // 2 * 2 + (dst + int(ends == ACROSS)) % 2, dst
-
-
-def _star_edges(nodes: int) -> tuple[Tensor, Tensor]:
-    """Edges from every node to one node of the other part, and from one node to :data:`_ENDS`. So
-    the number of rows that travel tells their kind: half of the nodes are sources, two rows make
-    all sums, the row of one source and the sum for one node."""
-    src, more = torch.arange(nodes), torch.arange(2, 2 * _ENDS)
-    return torch.cat([src, (more + 1) % 2]), torch.cat([(src + 1) % 2, more])
-
-
-def _written(work: Work, folder: Path, nodes: int, edges: tuple[Tensor, Tensor], parts: int) -> str:
-    """Write partitions of a graph, two of even and odd nodes; returns their JSON's path."""
-    generator = torch.Generator().manual_seed(0)
-    data = {
-        "feat": torch.randn(nodes, work.features, generator=generator),
-        "label": torch.randint(work.classes, (nodes,), generator=generator),
-    }
-    arrays = GraphArrays("probe", {NTYPE_HOMO: nodes}, {ETYPE_HOMO: edges}, {NTYPE_HOMO: data})
-    name = tempfile.mkdtemp(dir=folder)
-    return write_partitions(arrays, torch.arange(nodes) % parts, f"{name}/parts", num_parts=parts)
+def columns_of(call: Call, work: Work) -> Iterator[tuple[EType, str, dict[str, Any]]]:
+    """(relation, name, dtype and shape) of the columns of edges that a model gets."""
+    for etype in work.graph.relations:
+        prefix = "" if work.graph.is_homogeneous else ":".join(etype) + "/"
+        known = {key.removeprefix(prefix): one for key, one in work.columns.items()}
+        for name in call.columns:
+            found = call.stored_name(bare(name), known)
+            if found is not None and prefix + found in work.columns:
+                yield etype, found, known[found]
 
 
 def probe(work: Work, threads: int, nodes: int = _NODES) -> Costs:
     """:func:`measure_costs` in this process, on graphs of ``nodes`` and twice as many."""
     costs = probe_bytes(work, threads, nodes)
     with scratch_folder() as folder:
-        graph = partial(_written, work, folder)
-        tiny = _random_edges(64, 2, ANY)
-        rounds = _round_seconds(work, graph(64, tiny, _MANY))
+
+        def graph(parts: int, *size: Any) -> str:
+            return written(random_graph(work.graph, *size), folder, parts)
+
+        rounds = _round_seconds(work, graph(_MANY, 64, 2))
         wanted = [(_DEGREE, INSIDE), (_DENSE, INSIDE), (_DEGREE, ACROSS)]
-        graphs = [graph(64, _random_edges(64, 2, INSIDE), 2)]
-        graphs += [graph(2 * nodes, _random_edges(2 * nodes, *one), 2) for one in wanted]
+        graphs = [graph(2, 64, 2, INSIDE), *(graph(2, 2 * nodes, *one) for one in wanted)]
         fixed, per_node, per_edge, per_byte = _seconds(work, graphs, nodes)
     return replace(
         costs, fixed_seconds=fixed, node_seconds=per_node, edge_seconds=per_edge,
@@ -231,39 +229,40 @@ def probe_bytes(work: Work, threads: int, nodes: int = _FEW_NODES) -> Costs:
     with scratch_folder() as folder:
 
         def graph(nodes: int, degree: int) -> str:
-            return _written(work, folder, nodes, _random_edges(nodes, degree, ANY), 1)
+            return written(random_graph(work.graph, nodes, degree), folder, 1)
 
         _Run(work, graph(64, 2), current_group()).step()  # compiles, imports
         process = resident_mb() * 2**20
         sizes = [(nodes, _DEGREE), (2 * nodes, _DEGREE), (nodes, 2 * _DEGREE)]
         fixed, per_node, per_edge = _linear([_peak_bytes(work, graph(*s)) for s in sizes], nodes)
-        star = _written(work, folder, _STAR, _star_edges(_STAR), 2)
-        parameters, log, others = _exchanges(work, star)
-        _, as_rows, _ = _exchanges(work, star, exchange="pull")
-    pulled, summed, turned = _by_kind(log, as_rows)
+        parameters, others, sets = _bytes_of_rows(work, folder)
     none = math.nan
+    whole = sets[0] if work.types is None else SetBytes([], [], [], [])
     return Costs(
-        fixed, per_node, per_edge, none, none, none, pulled, summed, turned, none, none, none,
-        others, process, parameters,
+        fixed, per_node, per_edge, none, none, none, whole.pulled_bytes, whole.summed_bytes,
+        whole.turned_bytes, none, none, none, others, process, parameters,
+        [] if work.types is None else sets,
     )  # fmt: skip
 
 
-def _by_kind(
-    log: Log, as_rows: Log
-) -> tuple[list[int], list[int], list[tuple[list[int], list[int]]]]:
-    """Bytes of rows, pulled, summed and turned as in :class:`Costs`, from the exchanges of an epoch
-    of the star (``log``), and of one where only source rows travel (``as_rows``)."""
-    pulled, summed, ended = (
-        [size for rows, size in log if rows == count] for count in (_STAR // 2, 2, _ENDS)
-    )
-    instead = [size for rows, size in as_rows]
-    for size in (*pulled, *summed):
-        instead.remove(size)  # the first, which is of the forward pass
-    there_and_back = (
-        [sizes[start : start + 2] for start in range(0, len(sizes), 2)]
-        for sizes in (instead, ended)
-    )
-    return pulled, summed, list(zip(*there_and_back, strict=True))
+def _bytes_of_rows(work: Work, folder: Path) -> tuple[int, int, list[SetBytes]]:
+    """Number of parameters, of small collectives, and bytes of rows, from epochs on a star and on
+    one where only source rows travel."""
+    types = work.graph
+    for seed in range(_SEEDS):
+        graph = star_graph(types, seed)
+        path = written(graph, folder, 2)
+        halves = {ntype: [count // 2] * 2 for ntype, count in graph.num_nodes.items()}
+        counts, likely = RowCounts(path, 2, halves), likely_sets(types.relations)
+        if tell_rows([], counts, likely) is None:
+            continue
+        parameters, log, others, joined = _exchanges(work, path)
+        as_rows, more = _exchanges(work, path, exchange="pull")[1::2]
+        sets = [*likely, *joined, *more]
+        told, instead = (tell_rows(one, counts, sets) for one in (log, as_rows))
+        if told is not None and instead is not None:
+            return parameters, others, by_set(types.relations, told, instead)
+    raise SarError("the model's exchanges were not told apart: so many relations are not planned")
 
 
 def _linear(found: list[float], nodes: int) -> tuple[float, float, float]:
@@ -332,16 +331,24 @@ def _live_bytes() -> int:
     return sum(storages.values())
 
 
-def _exchanges(work: Work, path: str, **policy: Any) -> tuple[int, Log, int]:
-    """Number of parameters; exchanges of a later epoch, and its number of other collectives."""
+Sets = list[tuple[EType, ...]]
 
-    def body(group: Any) -> tuple[int, Log, int]:
+
+def _exchanges(work: Work, path: str, **policy: Any) -> tuple[int, Log, int, Sets]:
+    """Number of parameters; exchanges of a later epoch, and its number of other collectives; the
+    relations that were joined to one."""
+
+    def body(group: Any) -> tuple[int, Log, int, Sets]:
         run = _Run(work, path, group, **policy)
         run.settle(group.log)
         before = group.counters.collectives
         run.step()
         others = group.counters.collectives - before - len(group.log)
-        return sum(p.numel() for p in run.model.parameters()), list(group.log), others
+        store = run.graph._store
+        names = {id(relation): etype for etype, relation in store.relations.items()}
+        joined = [tuple(names[id(one)] for one in some) for some in store.joined]
+        count = sum(p.numel() for p in replicated(run.model).values())
+        return count, list(group.log), others, joined
 
     return _Logged.run(2, body)[0]
 
@@ -375,5 +382,8 @@ def _spent(step: Callable[[], None], group: Group) -> float:
 if __name__ == "__main__":
     request = json.load(sys.stdin)
     wanted = request["work"] | {"model": ModelOptions(**request["work"]["model"])}
+    if (given := wanted["types"]) is not None:
+        relations = [(src, name, dst) for src, name, dst in given["relations"]]
+        wanted["types"] = Types(**given | {"relations": relations})
     make = probe if request["seconds"] else probe_bytes
     sys.stdout.write(f"\n{json.dumps(asdict(make(Work(**wanted), request['threads'])))}\n")

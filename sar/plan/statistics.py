@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -10,9 +11,12 @@ import numpy as np
 
 from sar.edges.push_pull import LEAST_SAVED
 from sar.errors import NotSupportedError
+from sar.options import closest
+from sar.partition.book import EType
 from sar.partition.load import read_book
 from sar.partition.quality import CutQuality
 from sar.partition.summary import summarize
+from sar.plan.types import RowCounts, Travel, Types
 
 
 @dataclass(frozen=True)
@@ -59,7 +63,10 @@ class GraphStatistics:
     Attributes:
         features, classes: columns of the input, number of labels; 0 where unknown.
         estimated: the ranks' rows are estimates, not counts of a real cut.
-        columns: of edges, by name: ``dtype`` and ``shape`` of an edge's.
+        columns: of edges, by name: ``dtype`` and ``shape`` of an edge's. With several types by the
+            name of the relation and theirs.
+        types: where there are several; ``features`` are then those of the one to predict.
+        counts: rows that travel for some relations, where there are several types.
     """
 
     name: str
@@ -68,46 +75,106 @@ class GraphStatistics:
     ranks: list[RankStatistics]
     estimated: bool
     columns: dict[str, dict[str, Any]] = field(default_factory=dict)
+    types: Types | None = None
+    counts: RowCounts | None = field(default=None, repr=False, compare=False)
 
     @property
     def size(self) -> int:
         return len(self.ranks)
 
-    def rows(self, kind: str) -> list[Rows]:
-        """Each rank's rows of a kind, an attribute of :class:`RankStatistics`."""
-        return [getattr(rank, kind) for rank in self.ranks]
+    def count(self, sets: Sequence[Sequence[EType]]) -> None:
+        """Count the rows that travel for some relations together, in one pass over the parts."""
+        if self.counts is not None:
+            self.counts.count([one for some in sets for one in _travels(some)])
 
-    def rows_sent(self, kind: str = "pulled") -> int:
+    def rows(self, kind: str, relations: Sequence[EType] = ()) -> list[Rows]:
+        """Each rank's rows of a kind, an attribute of :class:`RankStatistics`, of some relations
+        together where there are several."""
+        if self.counts is None or not relations:
+            return [getattr(rank, kind) for rank in self.ranks]
+        known, some = self.counts.known, tuple(relations)
+        pulled = known[Travel("pulled", some)]
+        found = known.get(Travel(kind, some), np.zeros_like(pulled) if kind == "ended" else pulled)
+        if kind == "summed" and found.sum() > (1 - LEAST_SAVED) * pulled.sum():
+            found = pulled
+        return _by_rank(found)
+
+    def rows_sent(self, kind: str = "pulled", relations: Sequence[EType] = ()) -> int:
         """Rows that all ranks send in one exchange of a kind."""
-        return sum(int(rows.sent.sum()) for rows in self.rows(kind))
+        return sum(int(rows.sent.sum()) for rows in self.rows(kind, relations))
 
 
-def from_parts(json_path: str | os.PathLike, features: str = "feat") -> GraphStatistics:
+def _travels(relations: Sequence[EType]) -> list[Travel]:
+    some = tuple(relations)
+    kinds = ["pulled", "summed"] if len({etype[0] for etype in some}) == 1 else ["pulled"]
+    return [Travel(kind, some) for kind in (*kinds, *(["ended"] if len(some) == 1 else []))]
+
+
+def _by_rank(rows: np.ndarray) -> list[Rows]:
+    """Of [P, P] rows, at [p, q] what p receives from q."""
+    return [Rows(rows[part], rows[:, part]) for part in range(len(rows))]
+
+
+def from_parts(
+    json_path: str | os.PathLike, features: str = "feat", target_type: str | None = None
+) -> GraphStatistics:
     """Count the rows of a partitioned graph; parts are read one after another.
 
-    Raises ``PartitionError`` for bad files, ``NotSupportedError`` for several node or edge types.
+    ``target_type`` is the node type to predict; by default the one that has labels.
+
+    Raises ``PartitionError`` for bad files, ``ValueError`` where the type is not clear.
     """
-    book = read_book(json_path)
-    _expect_one_type(str(json_path), len(book.ntypes), len(book.canonical_etypes))
-    return from_summary(summarize(json_path), features)
+    return from_summary(summarize(json_path), features, json_path, target_type)
 
 
-def from_summary(summary: dict, features: str = "feat") -> GraphStatistics:
-    """Statistics from what :func:`sar.partition.summary.summarize` counted.
-
-    Raises ``NotSupportedError`` for several node or edge types.
-    """
-    _expect_one_type(summary["graph_name"], len(summary["nodes"]), len(summary["edges"]))
-    (ntype,) = summary["nodes"]
-    feature = summary["node_features"].get(f"{ntype}/{features}")
-    width = int(np.prod(feature["shape"])) if feature else 0
+def from_summary(
+    summary: dict,
+    features: str = "feat",
+    path: str | os.PathLike = "",
+    target_type: str | None = None,
+) -> GraphStatistics:
+    """Statistics from what :func:`sar.partition.summary.summarize` counted of the partitions
+    ``path``, which are read again where there are several types. Raises as :func:`from_parts`."""
     pulled, summed, ended = (
         np.array(summary["rows"][name]) for name in ("halo", "fewest", "ended")
     )
+    widths = {
+        ntype: int(np.prod(summary["node_features"][f"{ntype}/{features}"]["shape"]))
+        for ntype in summary["nodes"]
+        if f"{ntype}/{features}" in summary["node_features"]
+    }
     sizes = [(part["num_nodes"], part["num_edges"]) for part in summary["parts"]]
-    columns = {key.rpartition("/")[2]: one for key, one in summary["edge_features"].items()}
-    graph = _graph(summary["graph_name"], width, sizes, pulled, summed, ended)
-    return replace(graph, columns=columns)
+    if len(summary["nodes"]) == len(summary["edges"]) == 1:
+        columns = {key.rpartition("/")[2]: one for key, one in summary["edge_features"].items()}
+        width = next(iter(widths.values()), 0)
+        graph = _graph(summary["graph_name"], width, sizes, pulled, summed, ended)
+        return replace(graph, columns=columns)
+    book, target = read_book(path), _target(summary, target_type)
+    nodes = {ntype: book.num_nodes(ntype) for ntype in book.ntypes}
+    per_part = {t: [book.part_nodes(t, part) for part in range(len(sizes))] for t in nodes}
+    relations = book.canonical_etypes
+    types = Types(nodes, relations, [*map(book.num_edges, relations)], widths, target)
+    width = max(widths.values(), default=0)
+    graph = _graph(summary["graph_name"], width, sizes, pulled, pulled, pulled)
+    counts = RowCounts(path, len(sizes), per_part)
+    return replace(graph, columns=dict(summary["edge_features"]), types=types, counts=counts)
+
+
+def _target(summary: dict, target_type: str | None) -> str:
+    ntypes = list(summary["nodes"])
+    having = [ntype for ntype in ntypes if f"{ntype}/label" in summary["node_features"]]
+    if target_type is not None and target_type not in ntypes:
+        near = closest(target_type, ntypes, quoted=True)
+        raise ValueError(
+            f"target_type: got {target_type!r}, expected one of {', '.join(ntypes)}{near}"
+        )
+    if target_type is None and len(having) != 1:
+        why = f"{', '.join(having)} have" if having else "none has"
+        raise ValueError(
+            f"target_type: got nothing and node types {', '.join(ntypes)}, of which {why} 'label'; "
+            "expected sar plan --target-type TYPE"
+        )
+    return target_type or having[0]
 
 
 def from_quality(quality: CutQuality, width: int) -> GraphStatistics:
@@ -143,12 +210,8 @@ def _graph(
     """From rows [P, P], at [p, q] what p receives from q, and (nodes, edges) of each part."""
     if summed.sum() > (1 - LEAST_SAVED) * pulled.sum():
         summed = pulled
-    ranks = [
-        RankStatistics(
-            *size, *(Rows(rows[part], rows[:, part]) for rows in (pulled, summed, ended))
-        )
-        for part, size in enumerate(sizes)
-    ]
+    kinds = zip(*map(_by_rank, (pulled, summed, ended)), strict=True)
+    ranks = [RankStatistics(*size, *rows) for size, rows in zip(sizes, kinds, strict=True)]
     return GraphStatistics(name, width, 0, ranks, estimated=False)
 
 
@@ -202,10 +265,27 @@ def other_number(graph: GraphStatistics, number: int) -> GraphStatistics:
     share = random_share(nodes, edges, number)
     if graph.size > 1:
         share *= graph.rows_sent() / max(1, nodes) / random_share(nodes, edges, graph.size)
-    return estimate(
+    found = estimate(
         graph.name, nodes, edges, number, features=graph.features, classes=graph.classes,
         halo_share=min(share, number - 1),
     )  # fmt: skip
+    if graph.types is None or graph.counts is None:
+        return found
+    counts = RowCounts("", number, {})
+    for one, rows in graph.counts.known.items():
+        counts.known[one] = _other_rows(one, int(rows.sum()), graph.types, graph.size, number)
+    return replace(found, types=graph.types, counts=counts)
+
+
+def _other_rows(one: Travel, rows: int, types: Types, size: int, number: int) -> np.ndarray:
+    """Even rows between ``number`` parts, where ``size`` parts exchange so many in all."""
+    nodes = sum(types.nodes[n] for n in {e[2 if one.kind == "ended" else 0] for e in one.relations})
+    edges = sum(types.edges[types.relations.index(etype)] for etype in one.relations)
+    share = random_share(nodes, edges, number)
+    if size > 1:
+        share *= rows / max(1, nodes) / max(random_share(nodes, edges, size), 1e-9)
+    pair = round(nodes / number * min(share, number - 1) / max(1, number - 1))
+    return np.full((number, number), pair) * (1 - np.eye(number, dtype=np.int64))
 
 
 @dataclass(frozen=True)
