@@ -131,8 +131,8 @@ class Net(GAT):
 
     def forward(self, x, edge_index):
         Net.calls += self.training
-        is_third = sar.current_group().rank == 2
-        if Net.calls == 4 and is_third and Path(__file__).with_name("kill").exists():
+        is_last = sar.current_group().rank == 1
+        if Net.calls == 4 and is_last and Path(__file__).with_name("kill").exists():
             os.kill(os.getpid(), signal.SIGKILL)
         return super().forward(x, edge_index)
 """
@@ -142,17 +142,12 @@ class Net(GAT):
 def test_a_killed_run_goes_on_bit_for_bit(
     tmp_path: Path, partitioned: Cutter, processes: WorkerPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With dropout of rows and of attention, on four processes of which one is killed."""
+    """With dropout of rows and of attention, on two processes of which one is killed."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sar.cli.train.launch", launch_on(processes))
     Path("killed.py").write_text(KILLED)
-    path = partitioned(graph(), 4)
-    words = [
-        "train",
-        path,
-        *words_of(f"{tmp_path}/killed.py:Net", SMALL | {"heads": 2, "dropout": 0.5}),
-    ]
-    words += [*LOOP, "5", "--checkpoint-every", "1"]
+    kind = words_of(f"{tmp_path}/killed.py:Net", SMALL | {"heads": 2, "dropout": 0.5})
+    words = ["train", partitioned(graph(), 2), *kind, *LOOP, "4", "--checkpoint-every", "1"]
     assert main([*words, "--json", "whole.json"]) == 0
     kept = ["--checkpoint", str(tmp_path / "kept"), "--json", "resumed.json"]
     Path("kill").touch()
@@ -164,7 +159,7 @@ def test_a_killed_run_goes_on_bit_for_bit(
     shown = [
         [(e["epoch"], e["loss"], e["test_acc"]) for e in one["epochs"]] for one in (whole, resumed)
     ]
-    assert shown[0] == shown[1] and len(shown[0]) == 5
+    assert shown[0] == shown[1] and len(shown[0]) == 4
 
 
 # ---------------------------------------------------------------- the other commands
@@ -189,17 +184,16 @@ def test_evaluated_as_trained(
         assert sorted(found["node_id"]) == list(range(57))
 
 
-@pytest.mark.parametrize("name", ["weights", "features"])
-def test_planned(name: str) -> None:
+def test_planned() -> None:
     """The probe's graph has the columns that the model is called with; bytes are of this model."""
-    kind, args, call, columns = CASES[name]
+    kind, args, call, columns = CASES["features"]
     own = graph().edge_data[ETYPE_HOMO]
     about = {
         c: {"dtype": str(own[c].dtype).removeprefix("torch."), "shape": list(own[c].shape[1:])}
         for c in columns.values()
     }
     model = ModelOptions(f"{PYG}{kind}", args=args, call=call)
-    costs = probe_bytes(Work(model, 6, 4, columns=about), 1, nodes=256)
+    costs = probe_bytes(Work(model, 6, 4, columns=about), 1, nodes=128)
     built = build_model(model, 6, 4)
     assert costs.parameters == sum(p.numel() for p in built.parameters())
     assert costs.node_bytes > 0 and costs.pulled_bytes

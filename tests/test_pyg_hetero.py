@@ -182,13 +182,13 @@ def _settings(name: str, to_all: bool) -> list:
 def test_models_of_several_types_are_exact(
     request: Any, cut: Cutter, make: Callable, call: Callable, to_all: bool
 ) -> None:
-    for dtype, tolerance in ((torch.float64, 1e-9), (torch.float32, 1e-5)):
-        settings = _settings(request.node.callspec.id, to_all)
-        for graph, parts, method, policy in settings[: 1 if dtype == torch.float32 else 2]:
-            arrays = graph()
-            torch.manual_seed(1)
-            model = make((list(arrays.num_nodes), list(arrays.edges))).to(dtype)
-            call(model, *inputs(arrays, dtype))  # makes parameters of widths that were not known
-            expected = whole(arrays, model, call, dtype)
-            got = sharded(cut(arrays, parts, method), parts, arrays, model, call, policy, dtype)
-            compare(expected, got, tolerance)
+    precisions = (torch.float64, 1e-9), (torch.float32, 1e-5)
+    settings = _settings(request.node.callspec.id, to_all)
+    for (dtype, tolerance), (graph, parts, method, policy) in zip(precisions, settings):
+        arrays = graph()
+        torch.manual_seed(1)
+        model = make((list(arrays.num_nodes), list(arrays.edges))).to(dtype)
+        call(model, *inputs(arrays, dtype))  # makes parameters of widths that were not known
+        expected = whole(arrays, model, call, dtype)
+        got = sharded(cut(arrays, parts, method), parts, arrays, model, call, policy, dtype)
+        compare(expected, got, tolerance)

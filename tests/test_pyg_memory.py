@@ -20,7 +20,7 @@ from sar.tracing import recording
 
 nn = pytest.importorskip("torch_geometric.nn")
 pytestmark = pytest.mark.timeout(60)
-NODES, EDGES, WIDTH = 200, 40_000, 6
+NODES, EDGES, WIDTH = 200, 24_000, 6
 DEGREES = torch.zeros(300, dtype=torch.long).index_fill_(0, torch.tensor([200]), NODES)
 
 

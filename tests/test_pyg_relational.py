@@ -87,8 +87,7 @@ SETTINGS = [
 def test_layers_of_typed_edges_are_exact(cut: Cutter, name: str) -> None:
     make, call = LAYERS[name]
     place = list(LAYERS).index(name)
-    for dtype, tolerance, shift in ((torch.float64, 1e-9, 0), (torch.float64, 1e-9, 1),
-                                    (torch.float32, 1e-5, 2)):  # fmt: skip
+    for dtype, tolerance, shift in ((torch.float64, 1e-9, 0), (torch.float32, 1e-5, 1)):
         graph, parts, method, policy = SETTINGS[(place + shift) % len(SETTINGS)]
         arrays = graph()
         torch.manual_seed(1)

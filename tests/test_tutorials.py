@@ -2,8 +2,9 @@
 
 A Python block whose first line is a comment with a file's name is saved under that name. Lines of
 shell blocks are run one after another: `python` and `sar` in this process, which has imported
-everything, `torchrun` in processes of its own. A `text` block behind `<!-- output -->` is what the
-last command printed, numbers to within two units of their last digit.
+everything, the ranks of `torchrun` in processes of their own with the environment that it sets. A
+`text` block behind `<!-- output -->` is what the last command printed, numbers to within two units
+of their last digit.
 """
 
 from __future__ import annotations
@@ -13,15 +14,15 @@ import os
 import re
 import runpy
 import shlex
-import subprocess
-import sys
 from contextlib import redirect_stdout
 from difflib import SequenceMatcher
 from pathlib import Path
 
 import pytest
 from harness.failures import assert_no_mistakes
+from harness.nursery import Nursery
 from test_docs import ROOT, blocks
+from test_examples import free_ports
 
 from sar.__main__ import main
 
@@ -36,22 +37,29 @@ def is_output(page: str, line: int) -> bool:
     return bool(OUTPUT.search("".join(lines[: line - 2])))
 
 
-def torchrun(words: list[str]) -> str:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", *words],
-        env=environment, capture_output=True, text=True, timeout=280,
-    )  # fmt: skip
-    assert done.returncode == 0, f"{words}\n{done.stdout[-1000:]}{done.stderr[-3000:]}"
-    assert_no_mistakes(done.stderr)
-    return done.stdout
+def torchrun(words: list[str], nursery: Nursery) -> str:
+    option, count, *script = words
+    assert option == "--nproc-per-node"
+    place = {"WORLD_SIZE": count, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(*free_ports(1))}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **place}
+    ranks = [
+        nursery.start(script, environment | {"RANK": str(rank)}, Path.cwd())
+        for rank in range(int(count))
+    ]
+    try:
+        assert [rank.wait(120) for rank in ranks] == [0] * len(ranks), ranks[0].text("err")[-3000:]
+        assert_no_mistakes("".join(rank.text("err") for rank in ranks))
+        return "".join(rank.text("out") for rank in ranks)
+    finally:
+        for rank in ranks:
+            rank.kill()
 
 
-def typed(command: str) -> str:
+def typed(command: str, nursery: Nursery) -> str:
     """What ``command`` prints; it must succeed."""
     program, *words = shlex.split(command)
     if program == "torchrun":
-        return torchrun(words)
+        return torchrun(words, nursery)
     with redirect_stdout(io.StringIO()) as printed:
         if program == "python":
             runpy.run_path(words[0], run_name="__main__")
@@ -72,7 +80,7 @@ def assert_same_text(printed: str, shown: str) -> None:
     "page", ["docs/tutorial_dgl.md", "docs/tutorial_pyg.md", "docs/tutorial_sampled.md"]
 )
 def test_tutorial_does_what_it_says(
-    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nursery: Nursery
 ) -> None:
     monkeypatch.chdir(tmp_path)
     printed, files, outputs = "", 0, 0
@@ -83,7 +91,7 @@ def test_tutorial_does_what_it_says(
             files += 1
         elif block.language == "shell" and block.runs:
             for command in block.text.splitlines():
-                printed = typed(command)
+                printed = typed(command, nursery)
         elif is_output(page, block.line):
             assert_same_text(printed, block.text)
             outputs += 1

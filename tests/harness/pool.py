@@ -23,7 +23,9 @@ _GRACE = 2.0  # seconds from a first error to the last answer, and from terminat
 OWNED: set[int] = set()  # the process that others are forked from, for the leak checks
 # Processes are forks of one that has imported, which takes seconds, and done nothing else.
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["torch", "dgl.nn", "sar.cli.train", "sar.sampling"])
+CONTEXT.set_forkserver_preload(
+    ["torch", "dgl.nn", "torch_geometric.nn", "sar.cli.train", "sar.sampling"]
+)
 
 
 def start(process: BaseProcess) -> None:
