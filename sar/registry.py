@@ -9,7 +9,7 @@ import difflib
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 
@@ -46,6 +46,9 @@ class FrontEnd(Protocol):
         Args:
             graph: a sharded graph, or what ``read_batch`` gave.
         """
+
+    def hold(self, graph: Any, values: Mapping[str, Any]) -> Any:
+        """What a model gets that takes all in one object; may be left out where there is none."""
 
 
 _ENTRIES: dict[str, tuple[Any, str | None]] = {}  # a module's name until it is imported; library

@@ -17,6 +17,7 @@ from harness.commands import CPU, on_threads
 from harness.graphs import ETYPE_HOMO, GraphArrays, mixed, shop, to_dgl
 from harness.parts import Cutter
 from torch import Tensor, nn
+from torch_geometric.data import Data, HeteroData
 
 from sar.__main__ import main, read_words
 from sar.cli.train import make_trainer
@@ -81,6 +82,29 @@ class Gated(nn.Module):
         return self.b(self.a(x, edge_index, attr).relu(), edge_index, strength)
 
 
+class Whole(nn.Module):
+    """Of PyG, which takes its data whole."""
+    def __init__(self, in_channels, out_channels):
+        super().__init__()
+        self.a = pyg.GATv2Conv(in_channels, 8, edge_dim=3, add_self_loops=False)
+        self.b, self.c = pyg.GraphConv(8, 8), nn.Linear(16, out_channels)
+
+    def forward(self, data):
+        h = self.a(data.x, data.edge_index, data.edge_attr).relu()
+        h = self.b(h, data.edge_index, data.w)
+        mean = pyg.global_mean_pool(h, data.batch)
+        return self.c(torch.cat([h, mean.expand(len(h), -1)], 1))
+
+
+class ShopWhole(nn.Module):
+    def __init__(self, in_channels, out_channels):
+        super().__init__()
+        self.conv = ShopPyg(in_channels, out_channels)
+
+    def forward(self, batch):
+        return self.conv(batch.x_dict, batch.edge_index_dict, batch.edge_weight_dict)
+
+
 RELATIONS = {"buys": ("user", "item"), "marks": ("tag", "item")}
 OTHERS = {"bought_by": ("item", "user"), "carries": ("item", "tag"), "follows": ("user", "user")}
 
@@ -127,6 +151,8 @@ CASES: dict[str, tuple[list[str], list[str]]] = {
     "read": (["mine.py:Reads"], ["weight", "_N:_E:_N/feat"]),
     "gcn": (PYG_GCN, ["weight"]),
     "gat": (PYG_GAT, ["feat"]),
+    "whole": (["mine.py:Whole"], ["feat", "w=price"]),
+    "shop whole": (["mine.py:ShopWhole"], ["weight"]),
     "shop": (["mine.py:Shop"], ["weight"]),
     "shop of pyg": (["mine.py:ShopPyg"], ["edge_weight_dict=weight"]),
 }
@@ -170,6 +196,14 @@ def options_of(name: str) -> ModelOptions:
     )
 
 
+def held(**columns: dict[Any, Tensor]) -> HeteroData:
+    data = HeteroData()
+    for name, by_kind in columns.items():
+        for kind, rows in by_kind.items():
+            data[kind][name] = rows
+    return data
+
+
 def called_alone(name: str, model: nn.Module) -> Tensor:
     """The model on the whole graph, in its own library's words."""
     graph = graph_of(name)
@@ -179,9 +213,17 @@ def called_alone(name: str, model: nn.Module) -> Tensor:
         weights = {e: columns["weight"] for e, columns in graph.edge_data.items()}
         if name == "shop":
             return model(to_dgl(graph), x, weights)
-        return model(x, {e: torch.stack(ends) for e, ends in graph.edges.items()}, weights)
+        index = {e: torch.stack(ends) for e, ends in graph.edges.items()}
+        if name == "shop whole":
+            return model(held(x=x, edge_index=index, edge_weight=weights))
+        return model(x, index, weights)
     edges, x = graph.edge_data[ETYPE_HOMO], graph.node_data[kind]["feat"]
     index = torch.stack(graph.edges[ETYPE_HOMO])
+    if name == "whole":
+        batch = torch.zeros(len(x), dtype=torch.int64)
+        return model(
+            Data(x=x, edge_index=index, batch=batch, edge_attr=edges["feat"], w=edges["price"])
+        )
     if name in ("weights", "other name"):
         return model(to_dgl(graph), x, edges["weight" if name == "weights" else "price"])
     if name == "read":
@@ -236,7 +278,13 @@ def test_losses_and_predictions_of_one_process(name: str, partitioned: Cutter, p
         torch.testing.assert_close(torch.from_numpy(found["logits"]), logits, rtol=1e-4, atol=1e-4)
 
 
-SAMPLED = {"weights": "-1,-1", "read": "-1", "said": "-1,-1", "shop of pyg": "-1"}
+SAMPLED = {
+    "weights": "-1,-1",
+    "shop whole": "-1",
+    "read": "-1",
+    "said": "-1,-1",
+    "shop of pyg": "-1",
+}
 
 
 @pytest.mark.filterwarnings("ignore:scatter by a plain index")  # a batch of as many edges
@@ -316,11 +364,19 @@ class Keyword(nn.Module):
     def forward(self, graph: Any, x: Tensor, *, edge_weight: Tensor) -> Any: ...
 
 
+class Whole(nn.Module):
+    def forward(self, data: Any, scale: float = 1.0) -> Any: ...
+
+
 class Between(nn.Module):
     def forward(self, edge_attr: Tensor, x: Tensor, edge_index: Tensor) -> Any: ...
 
 
 def test_how_columns_are_given() -> None:
+    assert str(read_call(Whole, edge_features=["feat", "w=x"])) == "(data, edge_attr=feat, w=x)"
+    assert read_call(Whole).takes_data and read_call(Keyword, "data").takes_data
+    with pytest.raises(ValueError, match="front_end: got 'dgl', which has no data"):
+        read_call(Whole, front_end="dgl")
     assert str(read_call(Keyword)) == "(graph, x, edge_weight=edge_weight)"
     assert str(read_call(Keyword, edge_features=["weight"])) == "(graph, x, edge_weight=weight)"
     call = read_call(Between, edge_features=["price"])

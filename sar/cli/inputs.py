@@ -91,7 +91,8 @@ def columns_of(
     ``ValueError`` where there is none of the name."""
     names = dict[EType, list[str]]()
     for name in call.columns:
-        if len(etypes) > 1 and not name.endswith("_dict") and name not in call.read:
+        by_type = name.endswith("_dict") or name in call.read or call.takes_data
+        if len(etypes) > 1 and not by_type:
             raise ValueError(
                 f"call: got {name!r}, a column of edges of one relation, for several; expected "
                 f"{name}_dict"
@@ -122,7 +123,7 @@ def stored_columns(partition: PartitionData, call: Call) -> dict[EType, list[str
     """:func:`columns_of` a rank's part; raises, alike on every rank."""
     ntypes, etypes = partition.book.ntypes, partition.book.canonical_etypes
     several = [ntype for ntype in ntypes if f"{ntype}/batch" in partition.node_features]
-    if several and call.has("batch"):
+    if several and (call.has("batch") or call.takes_data):
         raise NotSupportedError(f"call: got batch, and nodes of {several} are of several graphs")
     return columns_of(call, etypes, partition.edge_features)
 

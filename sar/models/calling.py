@@ -25,7 +25,8 @@ from sar.models.edge_columns import (
 GRAPHS = "dgl"  # the front end whose graphs layers of this library take, too
 NAMES_OF_EDGES = ("edge_index", "edge_index_dict")
 _GRAPH = ("graph", "x")
-_KNOWN = (*NAMES_OF_EDGES, *_GRAPH, "x_dict", "batch")
+_DATA = ("data",)
+_KNOWN = (*NAMES_OF_EDGES, *_GRAPH, *_DATA, "x_dict", "batch")
 
 
 @dataclass(frozen=True)
@@ -35,8 +36,9 @@ class Call:
     Attributes:
         places: by place: ``graph``, ``x`` (the features; by node type where there are several),
             ``edge_index``, with ``_dict`` behind it where there are several types, ``batch`` (the
-            graph of each node), or the name of a column of edges.
-        named: columns of edges by the keyword that they go to.
+            graph of each node), or the name of a column of edges. Or ``data`` alone, an object that
+            holds all of these.
+        named: columns of edges by the keyword that they go to, or by their name in ``data``.
         read: columns of edges that it reads from the graph itself, and from blocks.
         front_end: whose kind of graph and of mini-batches it is, see :mod:`sar.registry`.
     """
@@ -51,6 +53,11 @@ class Call:
         """The columns of edges that the model gets or reads."""
         found = [*self.places, *(column for _, column in self.named), *self.read]
         return list(dict.fromkeys(name for name in found if name not in _KNOWN))
+
+    @property
+    def takes_data(self) -> bool:
+        """Whether the model gets one object that holds everything."""
+        return self.places == _DATA
 
     def stored_name(self, column: str, known: Collection[str]) -> str | None:
         """Which of the ``known`` columns that partitions hold the model calls ``column``."""
@@ -67,8 +74,13 @@ class Call:
             given: a graph, or what a front end makes of a mini-batch.
             features: rows [n, F], or a dictionary of them by node type.
         """
-        names = [*self.places, *(column for _, column in self.named)]
-        found = registry.front_end(self.front_end).arguments(names, given, features)
+        front_end, columns = registry.front_end(self.front_end), [one for _, one in self.named]
+        if self.takes_data:
+            names = ["x", "edge_index", "batch"]
+            found = front_end.arguments([*names, *columns], given, features)
+            held = dict(zip([*names, *(name for name, _ in self.named)], found, strict=True))
+            return [front_end.hold(given, held)], {}
+        found = front_end.arguments([*self.places, *columns], given, features)
         count = len(self.places)
         keywords = [keyword for keyword, _ in self.named]
         return found[:count], dict(zip(keywords, found[count:], strict=True))
@@ -104,7 +116,8 @@ def read_call(
         text: says it, such as ``"x,edge_index"`` or ``"graph,x,edge_weight=weight"``, the keyword
             before the column of edges; by default the parameters of ``forward`` do: the first two
             are the graph and the features whatever they are called, unless one is ``edge_index``,
-            and others that have no default are columns of edges by these names.
+            and others that have no default are columns of edges by these names. One that needs
+            ``data`` or ``batch`` alone gets PyG's data with ``x``, ``edge_index`` and ``batch``.
         front_end: by default the one of PyG where there is an ``edge_index``; else that of DGL
             where it is installed, and the library's own where not.
         edge_features: columns of edges that it gets, in place of those that ``forward`` needs by
@@ -112,20 +125,24 @@ def read_call(
             library has for it, such as ``edge_weight`` for ``"weight"``; others to the parameters
             that have no default, in order, or to the only one of such a name.
             ``"edge_weight=price"`` says it. A model that gets the graph, and has no such parameter,
-            reads them from its ``edata``.
+            reads them from its ``edata``; ``data`` has them by the library's names.
 
     Raises ``ValueError`` where it cannot be told.
     """
     places, named = _said(text) if text else (_read(model), _needed_keywords(model))
-    by_edges = any(name in NAMES_OF_EDGES for name in (*places, *dict(named)))
+    by_edges = any(name in (*NAMES_OF_EDGES, *_DATA) for name in (*places, *dict(named)))
     if front_end is None and by_edges:
         front_end = "pyg"
     elif front_end is None:
         front_end = "dgl" if registry.is_installed("dgl") else "sar"
+    if places == _DATA and not hasattr(registry.front_end(front_end), "hold"):
+        raise ValueError(f"front_end: got {front_end!r}, which has no data; expected 'pyg'")
     if not edge_features:
         return Call(places, named, front_end)
     if text:
         raise ValueError(f"edge_features: got {', '.join(edge_features)}, and call names some")
+    if places == _DATA:
+        return Call(places, _held_names(edge_features, usual_names(front_end)), front_end)
     takes = [one for one in _parameters(model)[0 if by_edges else 2 :] if one.name not in _KNOWN]
     found, read = assign(takes, edge_features, usual_names(front_end), not by_edges)
     if read:
@@ -135,12 +152,20 @@ def read_call(
     return Call(places[:first], tuple((found | behind).items()), front_end)
 
 
+def _held_names(columns: Sequence[str], usual: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """Columns of edges by their names in an object that holds all."""
+    theirs = {stored: name for name, stored in usual.items()}
+    pairs = [word.rpartition("=")[::2] for word in columns]
+    return tuple((name or theirs.get(column, column), column) for name, column in pairs)
+
+
 def _said(text: str) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
     words = [word.strip() for word in text.strip("() ").split(",")]
     places = tuple(word for word in words if "=" not in word)
     named = [word.partition("=")[::2] for word in words[len(places) :]]
     is_whole = all(places) and all(keyword and column for keyword, column in named)
-    if not is_whole or not any(name in (*NAMES_OF_EDGES, "graph") for name in places):
+    says_edges = places == _DATA or any(name in (*NAMES_OF_EDGES, "graph") for name in places)
+    if not is_whole or not says_edges:
         raise ValueError(
             f"call: got {text!r}, expected graph or edge_index, x and columns of edges, such as "
             "graph,x or x,edge_index,edge_weight=weight"
@@ -158,6 +183,8 @@ def _read(model: Any) -> tuple[str, ...]:
     needed = [p.name for p in places if p.default is p.empty]
     if any(name in NAMES_OF_EDGES for name in names):
         return tuple(needed)
+    if needed in (["data"], ["batch"]) and names[0] == needed[0]:
+        return _DATA
     if len(names) < 2:
         shown = f"{getattr(model, '__name__', type(model).__name__)}.forward"
         raise ValueError(

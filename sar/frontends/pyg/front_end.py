@@ -57,6 +57,21 @@ def arguments(names: Sequence[str], given: Any, features: Any) -> list[Any]:
     return [_one(name, *read(given, name, features)) for name in names]
 
 
+def hold(given: Any, values: Mapping[str, Any]) -> Any:
+    """``Data`` or ``HeteroData`` with these columns, by type where there are several; a mini-batch
+    gets them beside its own."""
+    made, hetero = import_data()
+    is_one = not isinstance(values["x"], Mapping)
+    data = (made() if is_one else hetero()) if isinstance(given, GraphView) else given
+    if isinstance(given, GraphView):
+        for ntype in given.ntypes:
+            (data if is_one else data[ntype]).num_nodes = given.num_nodes(ntype)
+    for name, value in values.items():
+        for kind, rows in ({"": value} if is_one else value).items():
+            (data if is_one else data[kind])[name] = rows
+    return data
+
+
 def _one(name: str, found: Mapping[Any, Any], is_one: bool) -> Any:
     return next(iter(found.values())) if is_one and not name.endswith("_dict") else found
 
