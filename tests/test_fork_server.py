@@ -160,3 +160,20 @@ def test_all_end_with_the_launcher(when: str, number: signal.Signals, tmp_path: 
     _, errors = launcher.communicate(timeout=20)
     assert launcher.returncode != 0 and (number == signal.SIGKILL or "KeyboardInterrupt" in errors)
     wait_for(lambda: not any(map(is_alive, started)))
+
+
+def test_imports_of_all_front_ends_start_no_thread() -> None:
+    """Else ranks of their models would be spawned."""
+    code = (
+        "import importlib, os\nfrom sar import registry\nfrom sar.cli import rank_environment\n"
+        "for name in filter(registry.is_installed, registry.front_ends()):\n"
+        "    registry.front_end(name)\n"
+        "for name in rank_environment.MODULES['train'] + ('sar._public',):\n"
+        "    importlib.import_module(name.partition(':')[0])\n"
+        "print(len(os.listdir('/proc/self/task')), 'torch' in os.sys.modules)"
+    )
+    given = environment(OMP_NUM_THREADS="2", OPENBLAS_NUM_THREADS="1")
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=given, capture_output=True, text=True, timeout=100
+    )
+    assert done.stdout.split() == ["1", "True"], done.stderr

@@ -12,14 +12,14 @@ from typing import Any
 from sar import expect
 from sar.cli.call_files import first_error, read_result, write_call
 from sar.cli.fork_server import REPORT, ForkServer
-from sar.cli.rank_environment import OPTIMIZERS, worker_environment
+from sar.cli.rank_environment import TRAINING, worker_environment
 from sar.cli.ranks import run_ranks
 from sar.comm import DEFAULT_TIMEOUT
 from sar.errors import SarError
 from sar.files import remove_left_over, scratch_folder
 from sar.words import ALLOCATORS
 
-_IMPORTED = "sar._public", "sar.cli.call_files", OPTIMIZERS
+_IMPORTED = "sar._public", "sar.cli.call_files", *TRAINING
 
 
 def launch(

@@ -12,9 +12,10 @@ from contextlib import closing, contextmanager, suppress
 from sar.allocator import allocator_environment
 from sar.cli.fork_server import ForkServer
 
-OPTIMIZERS = "sar._private:prepare_optimizers"
-_COMMANDS = {
-    "train": ("sar.cli.train", OPTIMIZERS),
+# Beside the library: what the first step of an optimizer imports, and covers of `sar.edges`.
+TRAINING = "sar._private:prepare_optimizers", "scipy.sparse.csgraph"
+MODULES = {
+    "train": ("sar.cli.train", *TRAINING),
     "evaluate": ("sar.cli.evaluate",),
     "sample-server": ("sar.cli.sample_server",),
 }
@@ -41,7 +42,7 @@ def worker_environment(
 def start_server(args: argparse.Namespace, size: int) -> ForkServer:
     """The parent of ``size`` ranks of a command, which begins to import what they need."""
     environment = worker_environment(size, args.threads, args.allocator)
-    return ForkServer(size, environment, _COMMANDS[args.command])
+    return ForkServer(size, environment, MODULES[args.command])
 
 
 @contextmanager
@@ -49,7 +50,7 @@ def started_early(args: argparse.Namespace) -> Iterator[None]:
     """Inside, ``args.server`` is that of :func:`start_server`, if this process has still to import
     the same, and knows how many ranks there will be. They ask ``launch`` for it."""
     size = None
-    if args.command in _COMMANDS and not joined() and "torch" not in sys.modules:
+    if args.command in MODULES and not joined() and "torch" not in sys.modules:
         size = args.nproc or _parts_of(args.input)
     if size is None or not 1 <= size <= _MOST_EARLY:
         yield

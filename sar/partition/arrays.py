@@ -19,6 +19,8 @@ STORED_DTYPES = (
     torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
     torch.float16, torch.bfloat16, torch.float32, torch.float64,
 )  # fmt: skip
+# Ids above both are sparse: a graph of mostly missing nodes, if it fits at all.
+_DENSE_NODES, _DENSE_PER_END = 1 << 24, 50
 _SIGNED = {"uint16": np.int32, "uint32": np.int64, "uint64": np.int64}
 
 
@@ -130,6 +132,13 @@ class GraphArrays:
                     f"{where} ids span [{low}, {high}], expected [0, {count - 1}] ({ntype!r} "
                     f"nodes); row {row} is {int(ids[row])}"
                 )
+
+
+def check_dense(count: int, ends: int, where: str, advice: str) -> None:
+    """Refuse a count told by the largest id alone, out of proportion to ``ends``, that of edges'
+    ends."""
+    if count > max(_DENSE_NODES, _DENSE_PER_END * ends):
+        raise ValueError(f"{where}: ids go up to {count - 1} in {ends // 2} edges; {advice}")
 
 
 def need(is_good: object, text: str) -> None:

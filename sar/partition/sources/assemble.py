@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from sar.files import naming
-from sar.partition.arrays import ORIG_EID, ORIG_ID, EType, GraphArrays, need
+from sar.partition.arrays import ORIG_EID, ORIG_ID, EType, GraphArrays, check_dense, need
 from sar.partition.progress import Counter, Progress, blocks, silent, watched
 from sar.partition.sources.blocks import (
     Block,
@@ -25,7 +25,7 @@ from sar.partition.sources.blocks import (
     rows_at_once,
     together,
 )
-from sar.partition.sources.idmap import Dense, IdMap, check_dense
+from sar.partition.sources.idmap import Dense, IdMap
 from sar.partition.sources.tables import Table, array
 
 

@@ -27,8 +27,6 @@ from sar.partition.sources.blocks import (
 _FULL = 0.75  # of a table, at most
 _MOST = (1 << 32) - 2  # nodes, in half a word
 _ROW_GROUP = 1 << 20
-# Ids above both are sparse: a graph of mostly missing nodes, if it fits at all.
-_DENSE_NODES, _DENSE_PER_END = 1 << 24, 50
 
 
 def external(block: Block, at: int, key: Key) -> np.ndarray | pa.LargeStringArray:
@@ -80,13 +78,6 @@ class Dense:
             raise block.error(row, key, text)
         self._above = max(self._above, high + 1)
         return ids
-
-
-def check_dense(count: int, ends: int, where: str, advice: str) -> None:
-    """Refuse a count told by the largest id alone, out of proportion to ``ends``, that of edges'
-    ends."""
-    if count > max(_DENSE_NODES, _DENSE_PER_END * ends):
-        raise ValueError(f"{where}: ids go up to {count - 1} in {ends // 2} edges; {advice}")
 
 
 class IdMap:

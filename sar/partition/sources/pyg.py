@@ -20,9 +20,9 @@ from sar.partition.arrays import (
     ORIG_ID,
     STORED_DTYPES,
     GraphArrays,
+    check_dense,
     need,
 )
-from sar.partition.sources.idmap import check_dense
 
 NODE_NAMES = {"x": "feat", "y": "label"}
 EDGE_NAMES = {"edge_attr": "feat"}
