@@ -108,6 +108,26 @@ STORAGE_FROM_BYTES = ("torch.storage", "_load_from_bytes")
 """What a pickled storage names, in files alone."""
 
 
+_DispatchMode: Any = _found("torch.utils._python_dispatch.TorchDispatchMode")
+
+
+def watched(run: Callable[[Any, tuple, dict], Any]) -> Any:
+    """A context in which ``run(operator, args, kwargs)`` stands for each operator below autograd
+    in this thread, in backward passes too; missing: raises."""
+    if not isinstance(_DispatchMode, type):
+        _missing("torch.utils._python_dispatch.TorchDispatchMode")
+
+    class Watched(_DispatchMode):
+        @classmethod
+        def _should_skip_dynamo(cls) -> bool:  # it would import the compiler, 70 MB
+            return False
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None):
+            return run(func, args, kwargs or {})
+
+    return Watched()
+
+
 # ---- torch: autograd
 
 

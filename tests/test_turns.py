@@ -6,6 +6,7 @@ import random
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -145,7 +146,7 @@ def test_an_error_ends_all_ranks_at_once(case: Callable, error: type, words: str
     assert time.monotonic() - begin < 10
 
 
-def test_run_parts_calls_a_function_for_each_part(partitioned: Any):
+def test_run_parts_calls_a_function_for_each_part(partitioned: Any, tmp_path: Path):
     path = partitioned(community(60, 300, 3, classes=3, features=4), SIZE)
 
     def total(partition: Any, scale: float) -> tuple:
@@ -153,20 +154,20 @@ def test_run_parts_calls_a_function_for_each_part(partitioned: Any):
         everybody = sar.current_group().all_reduce(rows.clone())
         return partition.part_id, rows, everybody
 
-    got = sar.run_parts(path, total, (2.0,))
+    got = sar.run_parts(path, total, (2.0,), directory=tmp_path / "spill")
     want = ThreadGroup.run(SIZE, lambda _: total(sar.load_partition_data(path), 2.0))
     assert [one[0] for one in got] == list(range(SIZE))
     for mine, theirs in zip(got, want, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=0, atol=0)
 
 
-def test_run_parts_tells_what_is_wrong(partitioned: Any):
+def test_run_parts_tells_what_is_wrong(partitioned: Any, tmp_path: Path):
     path = partitioned(community(60, 300, 3, classes=3, features=4), SIZE)
     with pytest.raises(TypeError, match=r"function: got .*, expected a function"):
-        sar.run_parts(path, 3)
+        sar.run_parts(path, 3, directory=tmp_path)
     with pytest.raises(TypeError, match=r"args: got str"):
-        sar.run_parts(path, print, "x")
+        sar.run_parts(path, print, "x", directory=tmp_path)
     with pytest.raises(PartitionError, match="no such file"):
-        sar.run_parts(path + "x", print)
+        sar.run_parts(path + "x", print, directory=tmp_path)
     with pytest.raises(SarError, match="run_parts: called where there is a group"):
-        ThreadGroup.run(1, lambda _: sar.run_parts(path, print))
+        ThreadGroup.run(1, lambda _: sar.run_parts(path, print, directory=tmp_path))

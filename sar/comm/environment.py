@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import sys
 import warnings
+from contextlib import suppress
+from pathlib import Path
 
 import torch
 
@@ -108,3 +111,31 @@ def tune_allocator() -> None:
         if hasattr(libc, "mallopt"):
             libc.mallopt(_MMAP_THRESHOLD, _BIG_BUFFER)
             libc.mallopt(_TRIM_THRESHOLD, _BIG_BUFFER)
+
+
+def memory_left() -> float:
+    """Bytes that this process may still take, of the machine and of its container; infinite where
+    nothing tells."""
+    left = math.inf
+    with suppress(OSError):  # not Linux
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        found = next((line for line in lines if line.startswith("MemAvailable")), None)
+        left = int(found.split()[1]) * 1024 if found else left
+    for limit, used in (("max", "current"), ("limit_in_bytes", "usage_in_bytes")):
+        with suppress(OSError, ValueError):  # none of this version of control groups, or no limit
+            folder = _control_group(limit)
+            limits = [int((folder / f"memory.{name}").read_text()) for name in (limit, used)]
+            left = min(left, limits[0] - limits[1])
+    return left
+
+
+def _control_group(limit: str) -> Path:
+    """The folder of this process' control group that has a limit of its memory. Raises ``OSError``
+    where there is none."""
+    root = Path("/sys/fs/cgroup")
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, kinds, path = line.split(":", 2)
+        for own in (root / kinds / path.lstrip("/"), root / kinds):  # a container may see its own
+            if kinds in ("", "memory") and (own / f"memory.{limit}").exists():
+                return own
+    raise FileNotFoundError(f"{root}: no memory.{limit}")

@@ -21,8 +21,8 @@ from sar.comm.local import Room, Run, ThreadGroup
 class Between(Protocol):
     """What happens at the edges of a turn, in the thread of its rank, while no other computes."""
 
-    def begin(self, rank: int) -> None:
-        """The turn of ``rank`` begins."""
+    def begin(self, rank: int, following: Sequence[int]) -> None:
+        """The turn of ``rank`` begins; ``following``: all ranks as their next turns will come."""
 
     def end(self, rank: int) -> None:
         """The turn of ``rank`` ends at a collective; not where its function has ended."""
@@ -85,7 +85,7 @@ class RandomStates:
         np.random.set_state(states[1])
         random.setstate(states[2])
 
-    def begin(self, rank: int) -> None:
+    def begin(self, rank: int, following: Sequence[int]) -> None:
         self._set(self._by_rank.get(rank, self._first))
 
     def end(self, rank: int) -> None:
@@ -167,7 +167,7 @@ class TurnRun(Run):
         self.changed.wait_for(lambda: self.holder == rank)
         self.ready.discard(rank)
         for one in self._between:
-            one.begin(rank)
+            one.begin(rank, self.order())
 
     def _wake(self) -> None:
         """Ranks whose wait will not end well may go on, and raise."""

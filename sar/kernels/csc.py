@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from sar.kernels.device import KERNELS, implements
+from sar.kernels.jit import reading
 
 INT32_EDGES = 2**31 - 1  # positions and bounds are int32
 _NOWHERE = torch.empty(0, dtype=torch.int32).numpy()
@@ -47,15 +48,22 @@ class Csc:
     order: Tensor | None
     num_rows: int
 
-    @cached_property
+    @property
     def arrays(self) -> Arrays:
         """The edges for compiled loops; kept, as a sum over a few edges takes less time."""
+        if reading.told is not None:
+            given = self.rows, self.indptr, self.indices, self.order
+            reading.told([ids for ids in given if ids is not None])
+        return self._arrays
+
+    @cached_property
+    def _arrays(self) -> Arrays:
         rows, order = (_NOWHERE if ids is None else ids.numpy() for ids in (self.rows, self.order))
         return Arrays(rows, self.indptr.numpy(), self.indices.numpy(), order)
 
     def __getstate__(self) -> dict[str, object]:
         """Without ``arrays``: a copy's would be memory of their own beside its tensors."""
-        return {name: value for name, value in vars(self).items() if name != "arrays"}
+        return {name: value for name, value in vars(self).items() if name != "_arrays"}
 
     @property
     def num_edges(self) -> int:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import wraps
 from typing import Any, TypeVar, cast
@@ -62,9 +63,20 @@ class _Memory:
     __array_interface__: dict[str, Any]
 
 
+class _Reading(threading.local):
+    """Who is told, in this thread, of tensors whose memory compiled loops will read or write."""
+
+    told: Callable[[Sequence[Tensor]], object] | None = None
+
+
+reading = _Reading()
+
+
 def array(tensor: Tensor, shape: tuple[int, ...] | None = None) -> np.ndarray:
     """The memory of a tensor on the CPU, whether or not it asks for a gradient; holds the tensor.
     ``shape``: of an array of other numbers, which lie side by side from the tensor's first on."""
+    if reading.told is not None:
+        reading.told((tensor,))
     strides = None  # side by side
     if shape is None and not tensor.is_contiguous():
         strides = tuple([step * tensor.element_size() for step in tensor.stride()])

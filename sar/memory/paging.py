@@ -43,9 +43,27 @@ class PageFile:
                 rest = [(offset + size, room - size)] if room > size else []
                 self._free[index : index + 1] = rest
                 return offset
+        self.grow(self._end + size)
         self._end += size
-        os.ftruncate(self._file.fileno(), self._end)
         return self._end - size
+
+    def grow(self, size: int) -> None:
+        """Make the file ``size`` bytes long."""
+        os.ftruncate(self._file.fileno(), size)
+
+    def close(self) -> None:
+        """End the file; nothing of it may be mapped any more."""
+        self._file.close()
+
+    @property
+    def number(self) -> int:
+        """The file's descriptor."""
+        return self._file.fileno()
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file."""
+        return self._end
 
     def give(self, offset: int, size: int) -> None:
         """Take pages back; at any moment, as the garbage collector may call."""

@@ -9,13 +9,20 @@ from typing import Any
 from sar import expect
 from sar.comm import Group, has_group
 from sar.comm.turns import TurnGroup
+from sar.config import parse_bytes
 from sar.errors import SarError
 from sar.graph import load_partition_data
+from sar.memory.spill import Spill
 from sar.partition.load import read_book
 
 
 def run_parts(
-    path: str | os.PathLike, function: Callable[..., Any], args: Sequence[Any] = ()
+    path: str | os.PathLike,
+    function: Callable[..., Any],
+    args: Sequence[Any] = (),
+    *,
+    directory: str | os.PathLike,
+    memory: int | str | None = None,
 ) -> list[Any]:
     """Call ``function(partition, *args)`` for each part of a graph, in turns, in this process.
 
@@ -26,28 +33,45 @@ def run_parts(
     numbers of torch, numpy and Python that ``function`` draws are as in a process of its own, and
     begin for each part where the caller's are.
 
+    Tensors that live from one turn to the next stay in memory while there is room, else they lie in
+    a file. Those of 1 MiB and more do so, whatever holds them: autograd, an optimizer, a variable.
+    They are the same tensors with the same addresses all the time.
+
     Args:
         path: of the partitions, as :func:`sar.load_partition_data` takes it.
         function: of the part, a ``PartitionData``, and ``args``.
+        directory: where that file goes, on a disk; made if need be. It has no name, so nothing is
+            left of a run that was killed.
+        memory: bytes, or text like "20GiB", that the process may take beside what files back; by
+            default half of what is free, and what it takes already.
 
-    Returns what ``function`` returned, by part.
+    Returns what ``function`` returned, by part, in memory.
 
     Raises:
-        TypeError, PartitionError: an argument, or the partitions, are wrong.
-        SarError: this process is a rank already.
+        TypeError, ValueError, PartitionError: an argument, or the partitions, are wrong, as a
+            ``directory`` in memory (tmpfs) is.
+        SarError: this process is a rank already, another run has the ``directory``, its disk is
+            full, or ``memory`` is too little, with the least that would have done so far.
+        NotSupportedError: another system than Linux, another allocator than glibc's.
         Otherwise the error of the part that failed first.
     """
     if not callable(function):
         raise expect.wrong_type(function, "function", "a function of one part")
     if isinstance(args, str) or not isinstance(args, Sequence):
         raise expect.wrong_type(args, "args", "a tuple of the function's further arguments")
+    if not isinstance(directory, (str, os.PathLike)):
+        raise expect.wrong_type(directory, "directory", "a path")
     if has_group():
         raise SarError(
             "run_parts: called where there is a group of ranks already; expected a process that "
             "has not called initialize_comms"
         )
 
-    def rank(group: Group) -> Any:
-        return function(load_partition_data(path), *args)
+    size = read_book(path).num_parts
+    with Spill(directory, None if memory is None else parse_bytes(memory, "memory")) as spill:
 
-    return TurnGroup.run(read_book(path).num_parts, rank)
+        def rank(group: Group) -> Any:
+            with spill.following(group.rank):
+                return function(load_partition_data(path), *args)
+
+        return TurnGroup.run(size, rank, between=[spill])

@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Iterable
-from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from sar.comm.environment import memory_left
 from sar.kernels.numbering import Numbering
 
 _ALIGNMENT = 8
@@ -29,24 +28,9 @@ def padded(nbytes: int) -> int:
 
 def check_memory(nbytes: int, what: str) -> None:
     """Raise ``MemoryError`` where too little is left: Linux would give it, then end the process."""
-    if nbytes < _MUCH or nbytes <= (left := _memory_left()):
+    if nbytes < _MUCH or nbytes <= (left := memory_left()):
         return
     raise MemoryError(f"{what} need {nbytes:,} bytes, {left:,.0f} are left; expected fewer")
-
-
-def _memory_left() -> float:
-    left = math.inf
-    with suppress(OSError):  # not Linux
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        found = next((line for line in lines if line.startswith("MemAvailable")), None)
-        left = int(found.split()[1]) * 1024 if found else left
-    with suppress(OSError, ValueError):  # no container's, or without a limit
-        limit, used = (
-            int(Path(f"/sys/fs/cgroup/memory.{name}").read_text(encoding="ascii"))
-            for name in ("max", "current")
-        )
-        left = min(left, limit - used)
-    return left
 
 
 class BufferPool:

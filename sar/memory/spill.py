@@ -1,0 +1,343 @@
+"""What ranks in turns keep from one turn to the next: in memory while there is room, else in a
+file.
+
+Operators are followed below autograd, so whatever makes or reads a tensor is seen: layers, what
+autograd saved, optimizers, variables of a model's forward. Who is not seen is served all the same,
+see :mod:`sar.memory.blocks`.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sar._private import storage_id, watched
+from sar.comm.environment import memory_left
+from sar.errors import SarError
+from sar.files import locked_folder, naming
+from sar.kernels.jit import reading
+from sar.memory.blocks import PAGE, Block, SpillFile, Staged, is_mapped, map_buffers_from
+
+LEAST_BYTES = 1 << 20  # smaller tensors stay
+_MOST_AHEAD = 4  # a part of what there is, for what the next rank will need
+_NO_LIMIT = 1 << 50
+_FOLDER = "sar-out-of-core"
+_IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs")
+
+
+class Spill:
+    """Keeps a process of ranks in turns within ``memory``, with a file in ``directory``.
+
+    A :class:`sar.comm.turns.Between`, and a context that has the file. Blocks leave in the order in
+    which they are needed again, the latest first: those of the ranks that had their turn in this
+    pass, then of those to come, then the rank's own that it has not used for longest.
+
+    Args:
+        directory: a folder on a disk, made if need be.
+        memory: bytes that no file backs, of the whole process; by default half of what is free now.
+
+    Attributes:
+        read_bytes, written_bytes: of the file, so far.
+        kept: bytes that lived at the end of a turn, of all ranks, by what made them, when they
+            were most.
+
+    Raises:
+        ValueError: the folder is in memory. SarError: another run has it, no room, too little
+            memory. NotSupportedError: no Linux, another allocator than glibc's.
+    """
+
+    def __init__(
+        self, directory: str | os.PathLike, memory: int | None = None, least: int = LEAST_BYTES
+    ) -> None:
+        self._parent, self._memory, self._least = Path(directory), memory, least
+        self._blocks = dict[int, Block]()  # by their storages' numbers
+        self._of = defaultdict[int, dict[int, Block]](dict)  # by rank and serial
+        self._serials, self._gone = Counter[int](), list[Block]()
+        self._coming = dict[Block, Future[Staged | None]]()
+        self._resident = self._time = 0  # bytes of blocks in memory; operators so far
+        self._rank, self._later = 0, list[int]()
+        self._touched, self._through = set[int](), list[Block]()
+        self.kept = Counter[str]()
+        self._open = ExitStack()
+
+    def __enter__(self) -> Spill:
+        _check_folder(self._parent)
+        map_buffers_from(self._least)
+        with ExitStack() as opened:
+            try:
+                folder = opened.enter_context(locked_folder(self._parent / _FOLDER))
+            except BlockingIOError as error:
+                raise SarError(
+                    f"directory: {os.fspath(self._parent)!r} is in use by another run; expected a "
+                    "folder of this run's own"
+                ) from error
+            self._file = SpillFile(folder)
+            opened.callback(self._file.close)
+            now = _anonymous()
+            self._most = self._memory or now + int(min(memory_left(), _NO_LIMIT)) // 2
+            self._limit = self._most - now
+            if self._limit <= 0:
+                raise self._too_little(now)
+            self._reader = ThreadPoolExecutor(1, "sar-read-ahead")
+            opened.callback(self._reader.shutdown)
+            opened.callback(self._drop_coming)
+            self._open = opened.pop_all()
+        return self
+
+    def __exit__(self, kind: Any, *_: object) -> None:
+        """Give the file to the system, and before, unless something failed, its memory to each
+        tensor that is left."""
+        with self._open:
+            if kind is None:
+                gc.collect()
+                self._bury()
+                for block in list(self._blocks.values()):
+                    if block.is_out and block.is_at(block.storage()):
+                        block.move_in(self._fetch(block))
+
+    @property
+    def read_bytes(self) -> int:
+        return self._file.read_bytes
+
+    @property
+    def written_bytes(self) -> int:
+        return self._file.written_bytes
+
+    # What ranks and their group call.
+
+    @contextmanager
+    def following(self, rank: int) -> Iterator[None]:
+        """Follow what this thread allocates and reads, as ``rank``'s."""
+        with watched(self._run):
+            reading.told = self._need
+            try:
+                yield
+            finally:
+                reading.told = None
+
+    def begin(self, rank: int, following: Sequence[int]) -> None:
+        self._rank, self._later = rank, [one for one in following if one != rank]
+        self._touched.clear()
+        self._bury()
+        used = self._resident + sum(block.size for block in self._coming)
+        self._limit = self._most - max(0, _anonymous() - used)
+
+    def end(self, rank: int) -> None:
+        self._bury()
+        for block in self._through:
+            block.forget_pages()
+        self._through.clear()
+        kept = Counter[str]()
+        for block in list(self._blocks.values()):
+            kept[block.maker] += block.nbytes
+        if kept.total() > self.kept.total():
+            self.kept = kept
+
+    # What operators read and make.
+
+    def _run(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+        given = list(_tensors(args)) + list(_tensors(kwargs.values()))
+        if getattr(func, "is_view", False):
+            return func(*args, **kwargs)
+        self._need(given)
+        out = func(*args, **kwargs)
+        self._note(str(func), out, given)
+        return out
+
+    def _need(self, tensors: Sequence[Tensor]) -> None:
+        """Have the memory of tensors in, those in use first."""
+        self._time += 1
+        wanted = list[Block]()
+        for tensor in tensors:
+            block = self._find(tensor)
+            if block is None:
+                continue
+            block.used = self._time
+            if block.is_out:
+                if block.read_through(tensor.data_ptr(), _extent(tensor)):
+                    self._through.append(block)
+                elif block not in wanted:
+                    wanted.append(block)
+            if block.rank == self._rank and block.serial not in self._touched:
+                self._touched.add(block.serial)
+                self._read_ahead(block.serial)
+        if wanted:
+            self._make_room(sum(one.size for one in wanted if one not in self._coming))
+            for block in wanted:
+                block.move_in(self._fetch(block))
+                self._resident += block.size
+
+    def _find(self, tensor: Tensor) -> Block | None:
+        if not _is_plain(tensor):
+            return None
+        number = storage_id(tensor)
+        block = self._blocks.get(number)
+        if block is not None and not block.is_at(tensor.untyped_storage()):
+            self._lose(number, block)  # it was resized, or shared
+            return None
+        return block
+
+    def _note(self, maker: str, out: Any, given: Sequence[Tensor]) -> None:
+        """Follow the storages that an operator has made."""
+        known: set[int] | None = None
+        for tensor in _tensors(out if isinstance(out, (tuple, list)) else (out,)):
+            if not _is_plain(tensor):
+                continue
+            if known is None:
+                known = {storage_id(one) for one in given if _is_plain(one)}
+            number, storage = storage_id(tensor), tensor.untyped_storage()
+            if number in known:
+                continue
+            known.add(number)
+            self._serials[self._rank] += 1
+            if storage.nbytes() < self._least or not is_mapped(storage):
+                continue
+            self._bury()
+            serial = self._serials[self._rank]
+            block = Block(storage, number, self._rank, serial, maker, self._gone.append)
+            block.used = self._time
+            self._blocks[number] = self._of[self._rank][serial] = block
+            self._resident += block.size
+            self._make_room(0)
+
+    # Room.
+
+    def _make_room(self, more: int) -> None:
+        """Let blocks go until ``more`` bytes fit, but none that the operator at hand uses."""
+        self._bury()
+        short = self._resident + more + self._ahead - self._limit
+        if short > 0:
+            for rank in [*reversed(self._later), self._rank]:
+                short -= self._let_go(rank, short)
+                if short <= 0:
+                    return
+            raise self._too_little(self._most + short)
+
+    @property
+    def _ahead(self) -> int:
+        return sum(block.size for block in self._coming)
+
+    def _let_go(self, rank: int, enough: int) -> int:
+        """Let a rank's blocks go, the one used longest ago first; returns their bytes."""
+        done = 0
+        for block in sorted(self._of[rank].values(), key=lambda one: one.used):
+            if done >= enough:
+                break
+            storage = block.storage()  # holds the memory meanwhile
+            if block.used == self._time or block.is_out or not block.is_at(storage):
+                continue
+            block.move_out(self._file)
+            self._resident -= block.size
+            done += block.size
+        return done
+
+    def _too_little(self, least: int) -> SarError:
+        return SarError(
+            f"memory: got {self._most:,} bytes, and part {self._rank} needs more at this point; "
+            f"expected at least {least:,}, or a graph of more parts"
+        )
+
+    # Reading.
+
+    def _read_ahead(self, serial: int) -> None:
+        """The next rank will need what this one does: they run the same program."""
+        block = self._of[self._later[0]].get(serial) if self._later else None
+        if block is None or not block.is_out or block in self._coming:
+            return
+        ahead = self._ahead + block.size
+        if ahead > self._limit // _MOST_AHEAD or self._resident + ahead > self._limit:
+            return
+        self._coming[block] = self._reader.submit(block.read, self._file)
+
+    def _fetch(self, block: Block) -> Staged | None:
+        coming = self._coming.pop(block, None)
+        return block.read(self._file) if coming is None else coming.result()
+
+    # Ends.
+
+    def _lose(self, number: int, block: Block) -> None:
+        if self._blocks.get(number) is block:
+            del self._blocks[number]
+        self._gone.append(block)
+
+    def _bury(self) -> None:
+        """Forget blocks whose storages have gone. They tell so in any thread, at any moment."""
+        while self._gone:
+            block = self._gone.pop()
+            if self._of[block.rank].pop(block.serial, None) is None:
+                continue
+            if self._blocks.get(block.number) is block:
+                del self._blocks[block.number]
+            self._resident -= 0 if block.is_out else block.size
+            coming = self._coming.pop(block, None)
+            if coming is not None:
+                _drop(coming)
+            block.give_back(self._file)
+
+    def _drop_coming(self) -> None:
+        while self._coming:
+            _drop(self._coming.popitem()[1])
+
+
+def _drop(coming: Future[Staged | None]) -> None:
+    if not coming.cancel() and (staged := coming.result()) is not None:
+        staged.drop()
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Whether a tensor has memory of the CPU's."""
+    if tensor.layout != torch.strided or tensor.device.type != "cpu":
+        return False
+    return type(tensor).__torch_dispatch__ is Tensor.__torch_dispatch__
+
+
+def _tensors(values: Collection[Any]) -> Iterator[Tensor]:
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from _tensors(value)
+
+
+def _extent(tensor: Tensor) -> int:
+    """Bytes from the first number to the last."""
+    if not tensor.numel():
+        return 0
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    return (sum((size - 1) * step for size, step in steps) + 1) * tensor.element_size()
+
+
+def _check_folder(folder: Path) -> None:
+    """Make a folder; raises ``ValueError`` where it is in memory."""
+    with naming(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    kind = _file_system(os.stat(folder).st_dev)
+    if kind in _IN_MEMORY:
+        raise ValueError(
+            f"directory: {os.fspath(folder)!r} is in memory ({kind}), expected a folder on a disk"
+        )
+
+
+def _file_system(device: int) -> str:
+    """The kind of the file system of a device, "" where the system does not tell."""
+    name = f"{os.major(device)}:{os.minor(device)}"
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        place, _, rest = line.partition(" - ")
+        if place.split()[2] == name:
+            return rest.split()[0]
+    return ""
+
+
+def _anonymous() -> int:
+    """Bytes of this process that no file backs."""
+    resident, shared = map(int, Path("/proc/self/statm").read_text().split()[1:3])
+    return (resident - shared) * PAGE

@@ -1,0 +1,189 @@
+"""Train models on parts in memory and out of core, in a process of its own, and print JSON: for
+each model whether all bits are equal, and what it took.
+
+    python tests/jobs/out_of_core.py PARTS.json FOLDER MODEL..
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import dgl.function as fn
+import dgl.nn
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import sar
+from sar.comm import TurnGroup
+from sar.memory.spill import Spill
+from sar.train.memory import anonymous_mb
+
+HIDDEN, EPOCHS = 64, 2
+
+
+class Net(nn.Module):
+    """Layers, wired as ``wiring`` says."""
+
+    def __init__(
+        self, makes: Sequence[Callable[[], nn.Module]], width: int, classes: int, wiring: str
+    ):
+        super().__init__()
+        self.first, self.last = nn.Linear(width, HIDDEN), nn.Linear(HIDDEN, classes)
+        self.layers = nn.ModuleList([make() for make in makes])
+        self.norms = nn.ModuleList([sar.DistributedBN1D(HIDDEN) for _ in makes])
+        self.wiring = wiring
+
+    def forward(self, graph: Any, x: Tensor) -> Tensor:
+        h = self.first(x)
+        seen = []
+        for layer, norm in zip(self.layers, self.norms, strict=True):
+            out = F.relu(layer(graph, h).flatten(1))
+            if "norm" in self.wiring:
+                out = norm(out)
+            if "dropout" in self.wiring:
+                out = F.dropout(out, 0.3, self.training)
+            h = out + h if "residual" in self.wiring else out
+            seen.append(h)
+        if "jumping" in self.wiring:
+            h = torch.stack(seen).max(0).values
+        return self.last(h)
+
+
+class Gated(nn.Module):
+    """A message of one's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Linear(HIDDEN, HIDDEN)
+
+    def forward(self, graph: Any, x: Tensor) -> Tensor:
+        with graph.local_scope():
+            graph.srcdata["h"], graph.dstdata["g"] = x, self.gate(x)
+            graph.update_all(
+                lambda edges: {"m": edges.src["h"] * torch.sigmoid(edges.dst["g"])},
+                fn.sum("m", "out"),
+            )
+            return graph.dstdata["out"]
+
+
+def _sage() -> nn.Module:
+    return dgl.nn.SAGEConv(HIDDEN, HIDDEN, "mean")
+
+
+def _gcn() -> nn.Module:
+    return dgl.nn.GraphConv(HIDDEN, HIDDEN, allow_zero_in_degree=True)
+
+
+def _gat() -> nn.Module:
+    return dgl.nn.GATConv(HIDDEN, HIDDEN // 4, 4, allow_zero_in_degree=True)
+
+
+def _gin() -> nn.Module:
+    return dgl.nn.GINConv(nn.Linear(HIDDEN, HIDDEN), "sum")
+
+
+MODELS: dict[str, tuple[tuple[Callable[[], nn.Module], ...], str]] = {
+    "sage": ((_sage, _sage, _sage), "norm dropout"),
+    "kept": ((_sage, _sage, _sage), "residual jumping"),
+    "mixed": ((_gcn, _gat, _gin), ""),
+    "program": ((_sage, Gated), ""),
+}
+
+
+def train(partition: Any, name: str, epochs: int) -> dict[str, Any]:
+    """Losses, logits, parameters and gradients of some epochs."""
+    graph = sar.construct_full_graph(partition)
+    x = partition.node_features["_N/feat"]
+    labels = partition.node_features["_N/label"].long()
+    torch.manual_seed(0)
+    makes, wiring = MODELS[name]
+    model = Net(makes, x.shape[1], int(partition.book.num_parts) + 4, wiring)
+    optimizer = torch.optim.Adam(model.parameters(), fused=True)
+    losses = []
+    for _ in range(epochs):
+        logits = model(graph, x)
+        loss = sar.global_mean(F.cross_entropy(logits, labels, reduction="none"))
+        optimizer.zero_grad()
+        loss.backward()
+        sar.gather_grads(model)
+        optimizer.step()
+        losses.append(loss.item())
+    grads = [one.grad for one in model.parameters()]
+    model.eval()
+    with torch.no_grad():
+        logits = model(graph, x)
+    return {
+        "losses": losses,
+        "logits": logits,
+        "parameters": [one.detach() for one in model.parameters()],
+        "grads": grads,
+    }
+
+
+def same(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, dict):
+        return all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(same, one, other))
+    return one == other
+
+
+class Watch:
+    """The largest anonymous memory at the ends of turns, in MB above what there was before."""
+
+    def __init__(self) -> None:
+        self.before = self.peak = anonymous_mb()
+
+    def begin(self, rank: int, following: Any) -> None: ...
+
+    def end(self, rank: int) -> None:
+        self.peak = max(self.peak, anonymous_mb())
+
+    @property
+    def above(self) -> float:
+        return self.peak - self.before
+
+
+def main(path: str, folder: str, names: list[str]) -> None:
+    size = sar.partition.load.read_book(path).num_parts
+
+    def case(name: str, spill: Spill | None = None, epochs: int = EPOCHS) -> Callable[[Any], Any]:
+        def body(group: Any) -> Any:
+            if spill is None:
+                return train(sar.load_partition_data(path), name, epochs)
+            with spill.following(group.rank):
+                return train(sar.load_partition_data(path), name, epochs)
+
+        return body
+
+    for name in names:
+        TurnGroup.run(size, case(name, epochs=1))  # compiles and imports
+        watch = Watch()
+        want = TurnGroup.run(size, case(name), between=[watch])
+        in_memory, watch = watch.above, Watch()
+        most = int((watch.before + in_memory * 0.4) * 2**20)
+        with Spill(folder, most) as spill:
+            got = TurnGroup.run(size, case(name, spill), between=[spill, watch])
+        print(
+            json.dumps(
+                {
+                    "model": name,
+                    "same": same(got, want),
+                    "in_memory_mb": in_memory,
+                    "out_of_core_mb": watch.above,
+                    "read": spill.read_bytes,
+                    "written": spill.written_bytes,
+                }
+            ),
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], sys.argv[3:] or list(MODELS))

@@ -1,0 +1,171 @@
+"""Training whose tensors do not fit into memory: the bits of training that does, and errors."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from harness.graphs import community
+
+import sar
+from sar.comm import TurnGroup
+from sar.errors import SarError
+from sar.memory.spill import Spill
+
+JOB = Path(__file__).parent / "jobs" / "out_of_core.py"
+NODES, PARTS = 30_000, 6
+ROWS = 4096  # of 256 bytes: 1 MiB, the least that moves
+
+
+@pytest.fixture(scope="module")
+def parts(partitioned: Any) -> str:
+    return partitioned(community(NODES, 6 * NODES, 8, classes=8, features=32), PARTS)
+
+
+def test_models_have_the_bits_of_training_in_memory(parts: str, tmp_path: Path):
+    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "1048576", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, str(JOB), parts, str(tmp_path)],
+        capture_output=True, text=True, env=environment, timeout=240, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(found) == 4
+    for one in found:
+        assert one["same"], one
+        assert one["written"] > 0 and one["read"] > 0, f"nothing left memory: {one}"
+        assert one["out_of_core_mb"] < one["in_memory_mb"] / 2, one
+    assert not list(tmp_path.iterdir()), "something is left"
+
+
+def in_memory() -> int:
+    """Bytes of this process that no file backs."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * next(int(one.split()[1]) for one in lines if one.startswith("RssAnon"))
+
+
+def grow(group: Any, keep: list[torch.Tensor]) -> float:
+    """Keep 8 MiB, let the others have their turns, and read them."""
+    keep.append(torch.full((1 << 21,), float(group.rank)))
+    group.turn()
+    return float(keep[group.rank].sum())
+
+
+def run_grow(folder: Path, more: int = 16 << 20) -> tuple[list[float], Spill]:
+    """Six ranks that keep 48 MiB, with room for 16."""
+    keep: list[torch.Tensor] = []
+    gc.collect()
+    spill = Spill(folder, in_memory() + more)
+
+    def body(group: Any) -> float:
+        with spill.following(group.rank):
+            return grow(group, keep)
+
+    with spill:
+        return TurnGroup.run(PARTS, body, between=[spill]), spill
+
+
+def test_what_asks_nobody_reads_and_writes_the_right_numbers(tmp_path: Path):
+    """Arrays of numpy's on memory that left and came back meanwhile."""
+    keep: list[Any] = []
+
+    def body(group: Any) -> bool:
+        with spill.following(group.rank):
+            rows = torch.full((1 << 21,), float(group.rank))
+            keep.append(array := rows.numpy())
+            for step in range(3):
+                group.turn()
+                right = array[step] == group.rank and (array[5:] == group.rank).all()
+                if not right:
+                    return False
+                array[3] = 7.0  # while it is in the file
+                group.turn()
+                if rows[3] != 7.0 or rows.sum() != 7.0 + group.rank * ((1 << 21) - 1):
+                    return False
+                rows[3] = float(group.rank)
+        return True
+
+    with Spill(tmp_path, in_memory() + (16 << 20)) as spill:
+        assert all(TurnGroup.run(PARTS, body, between=[spill]))
+        assert spill.written_bytes > 0
+    for rank, array in enumerate(keep):
+        assert (array == rank).all()
+
+
+def test_results_are_in_memory_again_and_nothing_is_left(tmp_path: Path):
+    found, spill = run_grow(tmp_path / "made")
+    assert found == [rank * float(1 << 21) for rank in range(PARTS)]
+    assert spill.written_bytes >= 32 << 20
+    assert list((tmp_path / "made").iterdir()) == []
+
+
+def test_rows_that_are_not_written_again_are_written_once(tmp_path: Path):
+    kept: dict[int, torch.Tensor] = {}
+
+    def body(group: Any) -> None:
+        with spill.following(group.rank):
+            kept[group.rank] = torch.ones(1 << 21)
+            for _ in range(4):
+                group.turn()
+                kept[group.rank].sum()
+
+    with Spill(tmp_path, in_memory() + (16 << 20)) as spill:
+        TurnGroup.run(PARTS, body, between=[spill])
+        assert spill.written_bytes <= PARTS * (8 << 20) < 2 * spill.read_bytes
+
+
+@pytest.mark.parametrize("more", [-1 << 20, 4 << 20])
+def test_too_little_memory_says_the_least(more: int, tmp_path: Path):
+    with pytest.raises(SarError, match=r"memory: got [\d,]+ bytes, .*expected at least [\d,]+"):
+        run_grow(tmp_path, more)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_in_memory_is_refused():
+    if not os.path.ismount("/dev/shm"):
+        pytest.skip("no file system in memory here")
+    with pytest.raises(ValueError, match=r"directory: '/dev/shm' is in memory \(tmpfs\)"):
+        run_grow(Path("/dev/shm"))
+
+
+def test_two_runs_in_one_folder(tmp_path: Path):
+    with Spill(tmp_path), pytest.raises(SarError, match="in use by another run"):
+        run_grow(tmp_path)
+    run_grow(tmp_path)
+
+
+def test_a_disk_that_fills_ends_all_ranks(tmp_path: Path):
+    """The limit of a file's size stands for the disk: both refuse bytes in the middle."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (12 << 20, before[1]))
+    try:
+        with pytest.raises(SarError, match=rf"directory: '{tmp_path}.*room for .* failed"):
+            run_grow(tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert list(tmp_path.iterdir()) == []
+    run_grow(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"memory": "20 Gbit"}, ValueError, "memory: got '20 Gbit'"),
+        ({"memory": 0}, ValueError, "memory: got 0, expected more than 0"),
+        ({"memory": 1.5}, TypeError, "memory: got float"),
+        ({"directory": 3}, TypeError, "directory: got int"),
+    ],
+)
+def test_run_parts_names_a_wrong_option(
+    options: dict, error: type, words: str, parts: str, tmp_path: Path
+):
+    with pytest.raises(error, match=words):
+        sar.run_parts(parts, print, **{"directory": tmp_path, **options})
