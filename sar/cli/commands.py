@@ -16,6 +16,7 @@ from sar.cli.options import (
     LOSSY,
     MAP_FEATURES,
     MORE_RANKS,
+    OUT_OF_CORE,
     OWN_MODEL,
     PATH,
     RANKS,
@@ -47,7 +48,7 @@ _CUT_MODEL = Group(
     note="Any of these predicts memory and traffic of each rank; takes some seconds.",
 )
 _RANKS = (
-    Group("ranks", *RANKS),
+    Group("ranks", *RANKS, *OUT_OF_CORE),
     Group("ranks, more", *MORE_RANKS, expert=True),
     Group("streaming", *options_of(Policy), MAP_FEATURES, expert=True),
     Group("gone", *LOSSY, expert=True),
@@ -172,7 +173,7 @@ _ALL = (
             Option("no_progress", "show no bar and no lines of epochs", expert=True),
         ),
         *_RANKS,
-        rules=(rules.model, rules.ranks, rules.sampling, rules.train),
+        rules=(rules.model, rules.ranks, rules.out_of_core, rules.sampling, rules.train),
     ),
     Command(
         "validate", "sar.cli.validate:run", "check that a model is the same on several ranks",
@@ -209,7 +210,7 @@ _ALL = (
                    "default: as in training", OWN_MODEL),
         ),
         *_RANKS,
-        rules=(rules.ranks, rules.evaluate),
+        rules=(rules.ranks, rules.out_of_core, rules.evaluate),
     ),
     Command(
         "report", "sar.cli.pictures:run", "write a page about a training run",

@@ -17,6 +17,7 @@ from sar.allocator import allocator_environment, is_preloaded
 from sar.cli.parser import USER_ERROR
 from sar.cli.rank_environment import joined, start_server, worker_environment
 from sar.cli.ranks import LOOPBACK, report_failure, run_ranks
+from sar.cli.turns import work_in_turns
 from sar.comm import Group, join_others, shutdown
 from sar.comm.setup import leave_after
 from sar.files import remove_left_over
@@ -33,11 +34,18 @@ def check_rank_arguments(args: argparse.Namespace) -> None:
             f"--allocator: got {args.allocator}, but this rank was started without it; run "
             f'eval "$(sar environment --allocator {args.allocator})" before torchrun'
         )
+    if vars(args).get("out_of_core") is not None and joined():
+        raise ValueError(
+            "--out-of-core: got it on a rank that something else started; expected sar "
+            f"{args.command} without torchrun, as all parts train in one process"
+        )
     if args.device == "cuda" and not torch.cuda.is_available():
         raise ValueError("--device: got cuda, but this torch finds no CUDA device; use cpu")
 
 
 def backend_of(args: argparse.Namespace) -> str:
+    if vars(args).get("out_of_core") is not None:
+        return "turns"
     return args.backend or ("nccl" if args.device == "cuda" else "gloo")
 
 
@@ -55,6 +63,9 @@ def run_rank(
         device = torch.device("cuda", local_rank % torch.cuda.device_count())
         torch.cuda.set_device(device)
     try:
+        if vars(args).get("out_of_core") is not None:
+            work_in_turns(args, work)
+            return
         others = vars(args).get("trainers", 0)  # of a server
         group = join_others(trainers=others, backend=backend_of(args), timeout=args.timeout)
         if args.threads is not None:
@@ -77,14 +88,17 @@ def launch(
     others: int = 0,
     tell: Callable[[str, int], None] | None = None,
 ) -> None:
-    """Run ``sar.cli.<command>.work(args, ...)`` on ``nproc`` new processes of this machine.
+    """Run ``sar.cli.<command>.work(args, ...)`` on ``nproc`` new processes of this machine, or in
+    turns in one.
 
     They meet at ``address`` (port 0: any), as do ``others``, who start elsewhere; ``tell`` is
     called with it when they can. Raises ``ValueError`` for many more ranks than cores that nobody
     asked for, and ``SarError`` naming the first failing rank and its error; all ranks have ended
     then, as they have after an interrupt, which is raised again.
     """
-    if args.nproc is None:
+    if vars(args).get("out_of_core") is not None:
+        nproc = 1
+    elif args.nproc is None:
         _check_ranks_a_core(nproc)
     remove_left_over(Path(tempfile.gettempdir()))
     server = vars(args).pop("server", None) or start_server(args, nproc)
@@ -103,6 +117,7 @@ def _check_ranks_a_core(nproc: int) -> None:
 
 
 def threads_of(args: argparse.Namespace, nproc: int) -> int:
+    nproc = nproc if vars(args).get("out_of_core") is None else 1
     return int(worker_environment(nproc, args.threads)["OMP_NUM_THREADS"])
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from sar.config import SIZE
 from sar.options import ABOVE_ZERO, COUNT, POSITIVE, Kind, Option, one_of
 from sar.words import ALLOCATORS, BALANCES, DEFAULT_METHOD, METHODS, MODELS
 
@@ -98,6 +99,11 @@ MORE_RANKS = (
     Option("threads", "of a rank; default: its share of the cores", POSITIVE),
     TIMEOUT,
     *ALLOCATOR,
+)
+OUT_OF_CORE = (
+    Option("out_of_core", "train the parts in turns in one process, with a file in DIR, on a disk, "
+           "for what does not fit into memory", FILE, None, "DIR"),
+    Option("memory", "of that process, like 20GiB; default: half of what is free", SIZE),
 )
 MAP_FEATURES = Option("map_features", "leave features in a temporary file (in DIR) instead of in "
                       "memory", FILE, False, "DIR", many="?")

@@ -52,6 +52,7 @@ def started_early(args: argparse.Namespace) -> Iterator[None]:
     size = None
     if args.command in MODULES and not joined() and "torch" not in sys.modules:
         size = args.nproc or _parts_of(args.input)
+        size = size if vars(args).get("out_of_core") is None else 1
     if size is None or not 1 <= size <= _MOST_EARLY:
         yield
         return

@@ -22,6 +22,7 @@ import torch
 import sar
 from sar.cli.fork_server import REPORT
 from sar.cli.launch import backend_of
+from sar.cli.turns import told
 from sar.comm import Group
 from sar.comm.collectives import gather_json
 from sar.files import write_whole
@@ -32,13 +33,16 @@ from sar.train.callbacks import Record, without_old_names
 from sar.train.data import SPLITS
 from sar.train.trainer import Trainer
 
+_MOST_KEPT = 8  # lines
+
 
 def print_ranks(args: argparse.Namespace, book: PartitionBook, size: int, threads: int) -> None:
     """Print the graph and the ranks, known before any of them has started."""
     nodes, edges = f"{book.num_nodes():,} nodes", f"{book.num_edges():,} edges"
     _print("graph", f"{book.graph_name}: {nodes}, {edges}, {_count(book.num_parts, 'part')}")
     each = f"{_count(threads, 'thread')} each"
-    _print("ranks", f"{size} on {args.device}, {backend_of(args)}, {each}")
+    how = backend_of(args) if args.out_of_core is None else "in turns in one process"
+    _print("ranks", f"{size} on {args.device}, {how}, {each}")
 
 
 def print_ranks_joined(args: argparse.Namespace, book: PartitionBook, group: Group) -> None:
@@ -176,6 +180,7 @@ def report(
         "metric": trainer.metric,
         "best": best and without_old_names(best, trainer.metric),
         "stopped_early": trainer.stopped_early,
+        **told(trainer.group),
     }
     if args.json is not None:
         text = json.dumps(content, indent=1, allow_nan=False)
@@ -203,5 +208,17 @@ def report(
         )
     print(f"blocks of the training nodes: {config['mfgs']}")
     avoided = sum(row["avoided_bytes"] for row in ranks) / 1e6
+    if (file := content.get("out_of_core")) is not None:
+        _print_file(file)
     print(f"constant inputs: {config['constant_inputs']}; {avoided:.1f} MB not sent again")
     return content
+
+
+def _print_file(told: dict[str, Any]) -> None:
+    read, written, kept = (told[f"{name}_bytes"] / 1e6 for name in ("read", "written", "kept"))
+    print(
+        f"file in {told['directory']}: {read:,.0f} MB read, {written:,.0f} MB written; at most "
+        f"{kept:,.0f} MB lived from turn to turn:"
+    )
+    for maker, size in list(told["kept"].items())[:_MOST_KEPT]:
+        print(f"  {size / 1e6:>9,.1f} MB of {maker}")

@@ -46,6 +46,27 @@ def ranks(args: Namespace) -> Iterator[str]:
         yield "--backend: got nccl, which needs --device cuda"
 
 
+def out_of_core(args: Namespace) -> Iterator[str]:
+    if args.out_of_core is None:
+        if args.memory is not None:
+            yield "--memory: got some, expected --out-of-core DIR as well"
+        return
+    if args.nproc is not None:
+        yield f"--nproc: got {args.nproc} and --out-of-core, which has one process; expected none"
+    if args.device != "cpu":
+        yield f"--device: got {args.device} and --out-of-core, expected cpu"
+    if args.backend is not None:
+        yield f"--backend: got {args.backend} and --out-of-core, which sends nothing; expected none"
+    if args.allocator != "system":
+        yield f"--allocator: got {args.allocator} and --out-of-core, expected system"
+    if args.map_features is not False:
+        yield "--map-features: got it and --out-of-core, where features lie in a file anyway"
+    if vars(args).get("sampled"):
+        yield "--sampled: got it and --out-of-core, expected full-batch training"
+    if vars(args).get("activations", "keep") != "keep":
+        yield f"--activations: got {args.activations} and --out-of-core, expected keep"
+
+
 def sampling(args: Namespace) -> Iterator[str]:
     if not args.sampled:
         for one in (*options_of(TrainOptions), *options_of(SampledOptions)):

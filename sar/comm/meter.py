@@ -126,6 +126,11 @@ class Meter:
         self.here = here
         return before
 
+    @property
+    def at_work(self) -> tuple[str, str]:
+        """The layer and the pass that is counted for now."""
+        return self._key
+
     def use(self, clock: Clock | None) -> None:
         """Time layers by ``clock``, ``None`` for this thread's, as waits and spans always are."""
         self.switch(*self._key)

@@ -71,7 +71,7 @@ def run_parts(
     with Spill(directory, None if memory is None else parse_bytes(memory, "memory")) as spill:
 
         def rank(group: Group) -> Any:
-            with spill.following(group.rank):
+            with spill.following(group):
                 return function(load_partition_data(path), *args)
 
         return TurnGroup.run(size, rank, between=[spill])

@@ -21,7 +21,9 @@ import torch
 from torch import Tensor
 
 from sar._private import storage_id, watched
+from sar.comm import Group
 from sar.comm.environment import memory_left
+from sar.comm.meter import Meter
 from sar.errors import SarError
 from sar.files import locked_folder, naming
 from sar.kernels.jit import reading
@@ -47,8 +49,8 @@ class Spill:
 
     Attributes:
         read_bytes, written_bytes: of the file, so far.
-        kept: bytes that lived at the end of a turn, of all ranks, by what made them, when they
-            were most.
+        kept: bytes that lived at the end of a turn, of all ranks, by the layer and the operator
+            that made them, when they were most.
 
     Raises:
         ValueError: the folder is in memory. SarError: another run has it, no room, too little
@@ -65,6 +67,7 @@ class Spill:
         self._coming = dict[Block, Future[Staged | None]]()
         self._resident = self._time = 0  # bytes of blocks in memory; operators so far
         self._rank, self._later = 0, list[int]()
+        self._meters = dict[int, Meter]()
         self._touched, self._through = set[int](), list[Block]()
         self.kept = Counter[str]()
         self._open = ExitStack()
@@ -114,9 +117,21 @@ class Spill:
 
     # What ranks and their group call.
 
+    def summary(self) -> dict[str, Any]:
+        """For a report: bytes so far, and ``kept`` from the largest on."""
+        return {
+            "directory": os.fspath(self._parent),
+            "memory": self._most,
+            "read_bytes": self.read_bytes,
+            "written_bytes": self.written_bytes,
+            "kept_bytes": self.kept.total(),
+            "kept": dict(self.kept.most_common()),
+        }
+
     @contextmanager
-    def following(self, rank: int) -> Iterator[None]:
-        """Follow what this thread allocates and reads, as ``rank``'s."""
+    def following(self, group: Group) -> Iterator[None]:
+        """Follow what this thread, a rank of ``group``, allocates and reads."""
+        self._meters[group.rank] = group.meter
         with watched(self._run):
             reading.told = self._need
             try:
@@ -203,6 +218,7 @@ class Spill:
                 continue
             self._bury()
             serial = self._serials[self._rank]
+            maker = f"{' '.join(self._meters[self._rank].at_work)}: {maker}".lstrip(": ")
             block = Block(storage, number, self._rank, serial, maker, self._gone.append)
             block.used = self._time
             self._blocks[number] = self._of[self._rank][serial] = block

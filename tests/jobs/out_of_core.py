@@ -6,6 +6,7 @@ each model whether all bits are equal, and what it took.
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 from collections.abc import Callable, Sequence
@@ -22,7 +23,7 @@ from sar.comm import TurnGroup
 from sar.memory.spill import Spill
 from sar.train.memory import anonymous_mb
 
-HIDDEN, EPOCHS = 64, 2
+HIDDEN, EPOCHS = 128, 2
 
 
 class Net(nn.Module):
@@ -138,6 +139,7 @@ class Watch:
     """The largest anonymous memory at the ends of turns, in MB above what there was before."""
 
     def __init__(self) -> None:
+        gc.collect()
         self.before = self.peak = anonymous_mb()
 
     def begin(self, rank: int, following: Any) -> None: ...
@@ -157,7 +159,7 @@ def main(path: str, folder: str, names: list[str]) -> None:
         def body(group: Any) -> Any:
             if spill is None:
                 return train(sar.load_partition_data(path), name, epochs)
-            with spill.following(group.rank):
+            with spill.following(group):
                 return train(sar.load_partition_data(path), name, epochs)
 
         return body
@@ -167,7 +169,7 @@ def main(path: str, folder: str, names: list[str]) -> None:
         watch = Watch()
         want = TurnGroup.run(size, case(name), between=[watch])
         in_memory, watch = watch.above, Watch()
-        most = int((watch.before + in_memory * 0.4) * 2**20)
+        most = int((watch.before + in_memory * 0.5) * 2**20)
         with Spill(folder, most) as spill:
             got = TurnGroup.run(size, case(name, spill), between=[spill, watch])
         print(
@@ -183,6 +185,7 @@ def main(path: str, folder: str, names: list[str]) -> None:
             ),
             flush=True,
         )
+        del want, got
 
 
 if __name__ == "__main__":
