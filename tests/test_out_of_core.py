@@ -161,6 +161,7 @@ def test_a_disk_that_fills_ends_all_ranks(tmp_path: Path):
         ({"memory": "20 Gbit"}, ValueError, "memory: got '20 Gbit'"),
         ({"memory": 0}, ValueError, "memory: got 0, expected more than 0"),
         ({"memory": 1.5}, TypeError, "memory: got float"),
+        ({"directory": None, "memory": "1GiB"}, ValueError, "memory: got some, expected a dir"),
         ({"directory": 3}, TypeError, "directory: got int"),
     ],
 )

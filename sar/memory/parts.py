@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 from sar import expect
@@ -21,7 +22,7 @@ def run_parts(
     function: Callable[..., Any],
     args: Sequence[Any] = (),
     *,
-    directory: str | os.PathLike,
+    directory: str | os.PathLike | None = None,
     memory: int | str | None = None,
 ) -> list[Any]:
     """Call ``function(partition, *args)`` for each part of a graph, in turns, in this process.
@@ -41,7 +42,7 @@ def run_parts(
         path: of the partitions, as :func:`sar.load_partition_data` takes it.
         function: of the part, a ``PartitionData``, and ``args``.
         directory: where that file goes, on a disk; made if need be. It has no name, so nothing is
-            left of a run that was killed.
+            left of a run that was killed. By default there is none, and all stays in memory.
         memory: bytes, or text like "20GiB", that the process may take beside what files back; by
             default half of what is free, and what it takes already.
 
@@ -59,8 +60,10 @@ def run_parts(
         raise expect.wrong_type(function, "function", "a function of one part")
     if isinstance(args, str) or not isinstance(args, Sequence):
         raise expect.wrong_type(args, "args", "a tuple of the function's further arguments")
-    if not isinstance(directory, (str, os.PathLike)):
-        raise expect.wrong_type(directory, "directory", "a path")
+    if directory is None and memory is not None:
+        raise ValueError("memory: got some, expected a directory as well")
+    if directory is not None and not isinstance(directory, (str, os.PathLike)):
+        raise expect.wrong_type(directory, "directory", "a path or None")
     if has_group():
         raise SarError(
             "run_parts: called where there is a group of ranks already; expected a process that "
@@ -68,10 +71,11 @@ def run_parts(
         )
 
     size = read_book(path).num_parts
-    with Spill(directory, None if memory is None else parse_bytes(memory, "memory")) as spill:
+    most = None if memory is None else parse_bytes(memory, "memory")
+    with nullcontext() if directory is None else Spill(directory, most) as spill:
 
         def rank(group: Group) -> Any:
-            with spill.following(group):
+            with nullcontext() if spill is None else spill.following(group):
                 return function(load_partition_data(path), *args)
 
-        return TurnGroup.run(size, rank, between=[spill])
+        return TurnGroup.run(size, rank, between=[] if spill is None else [spill])
