@@ -386,11 +386,11 @@ def test_waiting_for_an_address_ends(tmp_path: Path) -> None:
 
 def case_joined(group):
     assert (sar.rank(), sar.world_size()) == (group.rank, 2)
-    assert (str(sar.comm_device()), sar.comm.backend()) == ("cpu", "gloo")
+    assert (str(sar.comm_device()), sar.comm.backend()) == ("cpu", dist.get_backend())
     with pytest.raises(sar.CommError, match="second time, expected sar.shutdown()"):
-        sar.initialize_comms(group.rank, group.size, backend="gloo")
+        sar.initialize_comms(group.rank, group.size)
     with pytest.raises(ValueError, match="got . of 5, but the process group says rank . of 2"):
-        sar.initialize_comms(group.rank, 5, backend="gloo")
+        sar.initialize_comms(group.rank, 5)
     assert sar.comm.current_group() is group
     return float(group.all_reduce(torch.ones(1)))
 
@@ -425,7 +425,7 @@ def case_users_group(group):
         with pytest.raises(sar.CommError, match="was shut down"):
             use()
     sar.shutdown()  # a no-op
-    again = sar.initialize_comms(group.rank, group.size, backend="gloo", timeout=30)
+    again = sar.initialize_comms(group.rank, group.size, timeout=30)
     return kept, fewer, float(again.all_reduce(torch.ones(1)))
 
 
