@@ -30,8 +30,8 @@ def main(parts: str, epochs: int = 20) -> None:
     group = sar.initialize_comms()
     data = sar.load_dgl_partition_data(parts, group.rank, "cpu")
     graph = sar.construct_full_graph(data).add_self_loop()
-    features, labels = data.node_features["_N/feat"], data.node_features["_N/label"]
-    masks = {name: data.node_features[f"_N/{name}_mask"].bool() for name in ("train", "test")}
+    features, labels = graph.ndata["feat"], graph.ndata["label"]
+    masks = {name: graph.ndata[f"{name}_mask"].bool() for name in ("train", "test")}
 
     model = APPNP(features.shape[1], 64, 16)
     sar.sync_params(model)

@@ -30,8 +30,8 @@ def main(parts: str, epochs: int = 40) -> None:
     group = sar.initialize_comms()
     data = sar.load_dgl_partition_data(parts, group.rank, "cpu")
     graph = sar.construct_full_graph(data)
-    features, labels = data.node_features["_N/feat"], data.node_features["_N/label"]
-    train, test = (data.node_features[f"_N/{name}_mask"].bool() for name in ("train", "test"))
+    features, labels = graph.ndata["feat"], graph.ndata["label"]
+    train, test = (graph.ndata[f"{name}_mask"].bool() for name in ("train", "test"))
     hidden, out = torch.nn.Linear(features.shape[1], 64), torch.nn.Linear(64, 16)
     model = torch.nn.Sequential(hidden, torch.nn.ReLU(), out)
     sar.sync_params(model)

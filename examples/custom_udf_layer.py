@@ -39,8 +39,8 @@ def main(parts: str, epochs: int = 10) -> None:
     group = sar.initialize_comms()
     data = sar.load_dgl_partition_data(parts, group.rank, "cpu")
     graph = sar.construct_full_graph(data)
-    features, labels = data.node_features["_N/feat"], data.node_features["_N/label"]
-    train = data.node_features["_N/train_mask"].bool()
+    features, labels = graph.ndata["feat"], graph.ndata["label"]
+    train = graph.ndata["train_mask"].bool()
 
     first, second = GatedConv(features.shape[1], 32), GatedConv(32, 16)
     model = torch.nn.ModuleList([first, second])

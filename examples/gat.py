@@ -28,8 +28,8 @@ def main(parts: str, epochs: int = 10) -> None:
     sar.manual_seed(0)
     data = sar.load_dgl_partition_data(parts, group.rank, "cpu")
     graph = sar.construct_full_graph(data).add_self_loop()  # GATConv refuses nodes without edges
-    features, labels = data.node_features["_N/feat"], data.node_features["_N/label"]
-    masks = {name: data.node_features[f"_N/{name}_mask"].bool() for name in ("train", "test")}
+    features, labels = graph.ndata["feat"], graph.ndata["label"]
+    masks = {name: graph.ndata[f"{name}_mask"].bool() for name in ("train", "test")}
 
     model = sar.convert_dropout(GAT(features.shape[1], 8, 16))  # the same masks on any cut
     sar.sync_params(model)

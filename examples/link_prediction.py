@@ -31,8 +31,8 @@ def main(parts: str, epochs: int = 60) -> None:
     group = sar.initialize_comms()
     data = sar.load_dgl_partition_data(parts, group.rank, "cpu")
     graph = sar.construct_full_graph(data)
-    features = data.node_features["_N/feat"]
-    graph.ndata["id"] = data.node_features["_N/orig_id"].double()
+    features = graph.ndata["feat"]
+    graph.ndata["id"] = graph.ndata["orig_id"].double()
     graph.apply_edges(fn.u_add_v("id", "id", "sum"))
     held_out = graph.edata["sum"] % 10 == 0  # both directions of an edge, whatever the cut
     train = graph.edge_subgraph(~held_out)

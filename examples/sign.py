@@ -32,8 +32,8 @@ def main(parts: str, epochs: int = 20, num_hops: int = 3) -> None:
     group = sar.initialize_comms()
     data = sar.load_dgl_partition_data(parts, group.rank, "cpu")
     graph = sar.construct_full_graph(data)
-    features, labels = data.node_features["_N/feat"], data.node_features["_N/label"]
-    masks = {name: data.node_features[f"_N/{name}_mask"].bool() for name in ("train", "test")}
+    features, labels = graph.ndata["feat"], graph.ndata["label"]
+    masks = {name: graph.ndata[f"{name}_mask"].bool() for name in ("train", "test")}
 
     hops = [features]
     for _ in range(num_hops):

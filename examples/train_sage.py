@@ -37,8 +37,8 @@ def main() -> None:
     sar.manual_seed(0)  # sar: also of dropout, whose masks are those of any other number of ranks
     data = sar.load_partition_data(args.parts)  # sar: this rank's part
     graph = sar.construct_full_graph(data)  # sar: in place of a DGL graph
-    features, labels = data.node_features["_N/feat"], data.node_features["_N/label"]
-    masks = {n: data.node_features[f"_N/{n}_mask"].bool() for n in ("train", "val", "test")}
+    features, labels = graph.ndata["feat"], graph.ndata["label"]
+    masks = {n: graph.ndata[f"{n}_mask"].bool() for n in ("train", "val", "test")}
     classes = int(group.all_reduce(labels.max(), "max")) + 1  # sar: over all ranks
 
     model = GraphSAGE([features.shape[1], args.hidden, classes])
