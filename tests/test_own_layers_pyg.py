@@ -249,6 +249,11 @@ WRONG: dict[str, tuple[Callable[[Any, Tensor], Any], type[Exception], str]] = {
         ValueError, "",
     ),
     "ids of numbers": (lambda g, x: sar.fetch(g, x, x[:, 0]), TypeError, "ids: got torch.float64"),
+    "lazy ids": (lambda g, x: sar.fetch(g, x, g.edata["weight"]), TypeError, "ids: got"),
+    "lazy others": (
+        lambda g, x: sar.sum_rounds(g, add, x, g.edata["weight"]), TypeError,
+        "others[0]: got EdgeTensor",
+    ),
     "a mask": (lambda g, x: sar.fetch(g, x, x[:, 0] > 0), TypeError, "ids: got torch.bool"),
     "below 0": (
         lambda g, x: sar.fetch(g, x, torch.tensor([3, -1])), ValueError, "ids: got -1 to 3"

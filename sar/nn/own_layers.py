@@ -124,7 +124,7 @@ def sum_rounds(
         if not callable(part):
             raise expect.wrong_type(part, "part", "a function")
         for number, other in enumerate(others):
-            expect.tensor(other, f"others[{number}]")
+            _plain(other, f"others[{number}]")
         call.rows(x, relation.num_src, "source")
     _tell(view, "rounds", x, *others)
     return sum_over_rounds(relation, part, x, others, view.policy, TORCH_CAPTURES, inside_function)
@@ -161,7 +161,7 @@ def fetch(
         expect.boolean(original, "original")
         if original and view.node_names(kind)[1] != ORIGINAL:
             raise ValueError("original: got True, but the partitions hold no original ids")
-        expect.tensor(ids, "ids")
+        _plain(ids, "ids")
         if ids.dtype.is_floating_point or ids.dtype.is_complex or ids.dtype == torch.bool:
             raise TypeError(f"ids: got {ids.dtype}, expected integers")
         call.rows(x, len(view.source_rows(kind)), "node")
@@ -204,6 +204,12 @@ def _global_ids(view: GraphView, ntype: str, ids: Tensor, original: bool) -> tup
     return nids, order[place]
 
 
+def _plain(value: Any, name: str) -> None:
+    """``TypeError`` for anything but a tensor with numbers, such as a lazy column of edges."""
+    if type(value) is not Tensor and not isinstance(value, torch.nn.Parameter):
+        raise expect.wrong_type(value, name, "a plain tensor; a column of edges has .materialize()")
+
+
 class _Call:
     """The checks of one call, and what all ranks have to have alike."""
 
@@ -213,12 +219,12 @@ class _Call:
     def rows(self, x: Tensor, count: int, what: str) -> None:
         """Check this rank's rows of sources or nodes."""
         device = self.said.sharded_graph.device
-        expect.tensor(x, "x")
+        _plain(x, "x")
         asks = x.requires_grad and torch.is_grad_enabled()
-        is_plain = isinstance(x, torch.nn.Parameter) or type(x) is Tensor
-        if not is_plain or x.is_complex() or (asks and x.dtype not in TRAINED):
-            got = x.dtype if is_plain else type(x).__name__
-            raise TypeError(f"x: got {got}, expected rows of nodes in real numbers")
+        if x.is_complex() or (asks and x.dtype not in TRAINED):
+            raise TypeError(
+                f"x: got {x.dtype}, expected real numbers, of a float type for gradients"
+            )
         if x.dim() == 0 or len(x) != count:
             raise ValueError(f"x: got shape {tuple(x.shape)}, expected [{count}, ..], {what} rows")
         if x.device != device:
