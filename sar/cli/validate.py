@@ -23,7 +23,7 @@ from sar.options import take
 def run(args: argparse.Namespace) -> int:
     options = take(ModelOptions, args)
     maker = find_maker(options.model) if options.is_own else None
-    front_end = "sar" if maker is None else options.front_end or front_end_of(maker, None)
+    front_end = "sar" if maker is None else options.front_end or front_end_of(maker)
     own = GRAPHS if front_end == "sar" else front_end
     features = None if args.features == "feat" else args.features
     make = _Maker(options, own, features, args.labels)
@@ -63,7 +63,9 @@ class _Maker:
         columns = front.node_columns(given)
         widths = {t: x.shape[1] for t, x in columns_by_type(front, given, self.features).items()}
         if self.classes is None:
-            self.classes = _classes(columns, self.labels)
+            self.classes = _classes(
+                columns, front.LABELS if self.labels == "label" else self.labels
+            )
         number, ntype = self.classes
         graph = _whole(given)
         torch.manual_seed(0)

@@ -16,10 +16,11 @@ from sar.partition.arrays import ORIG_ID, GraphArrays
 from sar.partition.require import require_dgl
 
 __all__ = [
-    "BLOCKS", "COLUMNS", "FEATURES", "LAYERS", "PLACES", "arguments", "batch_maker", "install",
-    "is_graph", "node_columns", "num_relations", "rank_graph", "read_batch", "whole_graph",
+    "BLOCKS", "COLUMNS", "FEATURES", "LABELS", "LAYERS", "PLACES", "arguments", "batch_maker",
+    "install", "is_graph", "node_columns", "num_relations", "rank_graph", "read_batch",
+    "whole_graph",
 ]  # fmt: skip
-FEATURES = "feat"
+FEATURES, LABELS = "feat", "label"  # of nodes
 PLACES = ("graph", "x")
 BLOCKS = "DGL's blocks"
 COLUMNS = {"edge_weight": "weight", "eweight": "weight", "etype": "type", "etypes": "type"}

@@ -29,10 +29,11 @@ from sar.partition.arrays import ETYPE_HOMO, NTYPE_HOMO, GraphArrays
 from sar.partition.book import EType
 
 __all__ = [
-    "BLOCKS", "COLUMNS", "FEATURES", "LAYERS", "PLACES", "arguments", "batch_maker", "install",
-    "is_graph", "node_columns", "num_relations", "rank_graph", "read_batch", "whole_graph",
+    "BLOCKS", "COLUMNS", "FEATURES", "LABELS", "LAYERS", "PLACES", "arguments", "batch_maker",
+    "install", "is_graph", "node_columns", "num_relations", "rank_graph", "read_batch",
+    "whole_graph",
 ]  # fmt: skip
-FEATURES = "x"
+FEATURES, LABELS = "x", "y"  # of nodes
 PLACES = ("x", "edge_index")
 BLOCKS = None
 COLUMNS = {"edge_attr": "feat", "edge_weight": "weight", "edge_time": "time", "edge_type": "type"}
@@ -119,7 +120,11 @@ def _of_batch(data: Any, name: str, features: Any) -> tuple[Mapping[Any, Any], b
         return {n: one.to(stores[n].n_id.device) for n, one in zeros.items()}, is_one
     is_data = not hasattr(data, "edge_types")
     for stored in (base, COLUMNS.get(base, base)):
-        one = stored if base == "edge_index" else edge_name(stored, _OF_NODES if is_data else None)
+        one = (
+            stored
+            if base in ("edge_index", "batch")
+            else edge_name(stored, _OF_NODES if is_data else None)
+        )
         if hasattr(data, "edge_types"):
             found = data.collect(one, allow_empty=True)
         else:

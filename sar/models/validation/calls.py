@@ -12,10 +12,10 @@ from sar import registry
 from sar.models.calling import GRAPHS, NAMES_OF_EDGES, Call, read_call
 
 
-def front_end_of(model: Any, front_end: str | None = None) -> str:
+def front_end_of(model: Any) -> str:
     """Whose graphs ``model``, a module or a function that makes one, is called with."""
     try:
-        return read_call(model, None, front_end).front_end
+        return read_call(model).front_end
     except ValueError:
         return GRAPHS if registry.is_installed(GRAPHS) else "sar"
 

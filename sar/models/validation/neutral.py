@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -19,6 +20,13 @@ _DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout",
              "feature_alpha_dropout")  # fmt: skip
 _MODULES = (Dropout, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout,
             nn.FeatureAlphaDropout)  # fmt: skip
+
+
+def copied(model: nn.Module) -> nn.Module:
+    """A copy of ``model``; of tensors that are results, their values."""
+    held = [value for module in model.modules() for value in vars(module).values()]
+    results = [one for one in held if isinstance(one, Tensor) and not one.is_leaf]
+    return copy.deepcopy(model, {id(one): one.detach().clone() for one in results})
 
 
 def widened(model: nn.Module) -> nn.Module:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -83,8 +84,11 @@ class Validation:
         return self.first is None
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        return asdict(self) | {"ok": self.ok}
+        """Plain values, for JSON, which has no infinity: ``None`` there."""
+        found = asdict(self) | {"ok": self.ok}
+        for row in [*found["rows"], found["first"] or {}]:
+            row |= {key: None for key, value in row.items() if value == math.inf}
+        return found
 
     def __str__(self) -> str:
         rows = [_HEADER, *map(_cells, self._shown())]

@@ -16,7 +16,7 @@ from sar.partition.arrays import EType, GraphArrays
 from sar.partition.load import load_partition, read_book
 from sar.partition.run import open_graph
 
-MOST_NODES, MOST_EDGES = 2_000, 30_000
+MOST_NODES, MOST_EDGES = 1_000, 10_000
 _MOST_READ = 2_000_000  # nodes and edges of partitions that are put together
 
 
@@ -59,7 +59,7 @@ def _are_partitions(source: Any) -> bool:
 def _piece(graph: GraphArrays) -> tuple[GraphArrays, str | None]:
     if graph.total_nodes <= MOST_NODES and graph.total_edges <= MOST_EDGES:
         return graph, None
-    chosen = {ntype: ids for ntype, ids in _around(graph.num_nodes, graph.edges).items()}
+    chosen = _around(graph.num_nodes, graph.edges)
     made = replace(
         graph,
         num_nodes={ntype: len(ids) for ntype, ids in chosen.items()},
@@ -74,8 +74,7 @@ def _piece(graph: GraphArrays) -> tuple[GraphArrays, str | None]:
         rows, made.edges[etype] = _edges_between(ends, chosen[etype[0]], chosen[etype[2]])
         columns = graph.edge_data.get(etype, {})
         made.edge_data[etype] = {name: column[rows] for name, column in columns.items()}
-    told = f"around some of {graph.total_nodes:,} nodes"
-    return made, told
+    return made, f"a piece of {graph.total_nodes:,} nodes, {graph.total_edges:,} edges"
 
 
 def _around(
@@ -141,7 +140,7 @@ def _piece_of_part(path: Any) -> tuple[GraphArrays, str]:
     for etype, ends in edges.items():
         some, graph.edges[etype] = _edges_between(ends, chosen[etype[0]], chosen[etype[2]])
         graph.edge_data[etype] = _read(data.edge_features, ":".join(etype) + "/", rows[etype][some])
-    return graph, f"around some of {data.book.num_nodes():,} nodes, in part 0"
+    return graph, f"a piece of part 0 of {data.book.num_nodes():,} nodes"
 
 
 def _read(store: Any, prefix: str, ids: Tensor) -> dict[str, Tensor]:

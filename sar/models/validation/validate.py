@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import random
 import warnings
 from collections import Counter
@@ -27,7 +26,7 @@ from sar.models.known import adapted
 from sar.models.validation.blame import Comparison, Place
 from sar.models.validation.calls import call_on, front_end_of
 from sar.models.validation.cuts import near_cut, random_cut
-from sar.models.validation.neutral import doubled, no_dropout, widened, without_dropout
+from sar.models.validation.neutral import copied, doubled, no_dropout, widened, without_dropout
 from sar.models.validation.reasons import FUSED, OTHERS, Changed, Reasons
 from sar.models.validation.record import CALL
 from sar.models.validation.report import Finding, ModuleRow, Validation
@@ -101,7 +100,7 @@ def _front_end(model: Any, graph: Any, said: str | None) -> str:
     kind = kind_of(graph)
     if said not in (None, kind) and kind is not None:
         raise ValueError(f"front_end: got {said!r} for a graph of {kind!r}, expected none")
-    return kind or front_end_of(model, said)
+    return kind or said or front_end_of(model)
 
 
 @contextmanager
@@ -132,7 +131,7 @@ def _subject(
         model = _on_one_rank(graph, own, make)
         expect.instance(model, "model", nn.Module, "a function that gives a torch.nn.Module")
     try:
-        model = without_dropout(widened(copy.deepcopy(model)))
+        model = without_dropout(widened(copied(model)))
     except RuntimeError as error:
         raise ValueError(f"model: got one that cannot be copied: {error}") from error
     if any(map(is_lazy, model.parameters())):
