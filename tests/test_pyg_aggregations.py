@@ -98,7 +98,7 @@ def test_the_table_has_every_aggregation() -> None:
 @pytest.mark.parametrize("name", TABLE)
 @pytest.mark.filterwarnings("ignore:reduce function")
 def test_aggregations(name: str, partitioned: Cutter) -> None:
-    """Rows and all gradients, with isolated nodes, an empty rank, and rank by rank in rounds."""
+    """Rows and all gradients, with isolated nodes; half of them with an empty rank, in rounds."""
     torch.manual_seed(0)
     aggr = TABLE[name]().double()
     graph = by_destination(looped() if name in NAN_WITHOUT_EDGES else mixed())
@@ -106,10 +106,9 @@ def test_aggregations(name: str, partitioned: Cutter) -> None:
     count = len(graph.edges[ETYPE_HOMO][0])
     columns = {"attr": torch.randn(count, WIDTH, dtype=torch.float64)}
     expected = pyg.whole(graph, aggr, messages, x, columns)
-    for parts, method, policy in CUTS:
-        path = partitioned(graph, parts, method)
-        got = pyg.sharded(path, parts, aggr, messages, x, columns, policy)
-        pyg.compare(expected, got, 1e-9)
+    parts, method, policy = CUTS[list(TABLE).index(name) % 2]
+    got = pyg.sharded(partitioned(graph, parts, method), parts, aggr, messages, x, columns, policy)
+    pyg.compare(expected, got, 1e-9)
 
 
 class Dense(A.Aggregation):

@@ -247,14 +247,21 @@ def test_loops_between_two_types_are_refused(partitioned: Cutter) -> None:
     run_threads(PARTS, run)
 
 
-def test_a_graph_in_place_of_its_edges_is_refused(partitioned: Cutter) -> None:
+def test_a_graph_in_place_of_edges_or_rows_is_refused(partitioned: Cutter) -> None:
     path = partitioned(graphs.mixed(), PARTS)
 
     def run(group: Any) -> None:
         graph = sar.construct_full_graph(sar.load_partition_data(path))
-        rows = torch.ones(graph.num_nodes(), WIDTH)
+        rows, layer, data = (
+            torch.ones(graph.num_nodes(), WIDTH),
+            layers.GCNConv(WIDTH, 2),
+            data_of(path),
+        )
         with pytest.raises(TypeError, match="edges: got a ShardedGraph, expected edge_index of"):
-            layers.GCNConv(WIDTH, 2)(rows, graph)
+            layer(rows, graph)
+        for x, edges in ((data.edge_index, rows), (data, data.edge_index), (graph, rows)):
+            with pytest.raises(TypeError, match=f"x: got a {type(x).__name__}, expected a row"):
+                layer(x, edges)
 
     run_threads(PARTS, run)
 

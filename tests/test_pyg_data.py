@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch_geometric import transforms, utils
 from torch_geometric.data import Data, HeteroData
+from torch_geometric.explain import DummyExplainer, Explainer, ModelConfig
 from torch_geometric.nn import GAT, GCN, GATConv
 
 import sar
@@ -217,14 +218,18 @@ IMPOSSIBLE: dict[str, Callable[[Any], Any]] = {
     "NormalizeRotation": lambda data: transforms.NormalizeRotation()(data),
     "homophily": lambda data: utils.homophily(data.edge_index, data.y),
     "nodes": lambda data: utils.subgraph(torch.arange(2), data.edge_index),
+    "Explainer": lambda data: Explainer(
+        GCN(6, 4, 2), DummyExplainer(), explanation_type="model", node_mask_type="object",
+        model_config=ModelConfig(mode="regression", task_level="node"),
+    )(data.x, data.edge_index),
     "gradient of a column": lambda data: data.weight.requires_grad_(),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", IMPOSSIBLE)
 def test_what_needs_all_ids_says_so(name: str, partitioned: Cutter) -> None:
     def case(data: Any) -> None:
-        with pytest.raises(sar.NotSupportedError, match="got|expected|before .* cut"):
+        with pytest.raises(sar.NotSupportedError, match="got|expected|before .* cut|not cut"):
             IMPOSSIBLE[name](data)
 
     on_ranks(partitioned(mixed(), 2), 2, case)

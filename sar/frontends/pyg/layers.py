@@ -14,7 +14,7 @@ from sar.comm import current_group
 from sar.errors import NotSupportedError
 from sar.frontends.pyg.adapters import ADAPTERS
 from sar.frontends.pyg.index import EdgeEnd, ShardedEdgeIndex
-from sar.graph import GraphView
+from sar.graph import GraphArgument, GraphView
 from sar.models.calling import read_call
 from sar.models.choice import Adapter
 from sar.models.known import Layers
@@ -99,6 +99,11 @@ def agree_on_rows(layer: Any, edges: Any, x: Any) -> None:
     if isinstance(edges, GraphView):
         got = type(edges).__name__
         raise TypeError(f"edges: got a {got}, expected edge_index of sar.pyg.construct_full_graph")
+    if not isinstance(x, _ROWS) or isinstance(x, ShardedEdgeIndex):
+        if isinstance(x, GraphArgument) or isinstance(edges, ShardedEdgeIndex):
+            raise TypeError(
+                f"x: got a {type(x).__name__}, expected a row for each of this rank's nodes"
+            )
     if not isinstance(edges, ShardedEdgeIndex):
         _refuse_ids_of_all(layer, edges, x)
         return
@@ -129,6 +134,9 @@ def agree_on_rows(layer: Any, edges: Any, x: Any) -> None:
         known.add(key)
     if looked is not None:
         edges.graph.rows_seen.add(looked)
+
+
+_ROWS = (Tensor, tuple, list, dict, type(None))
 
 
 def _refuse_ids_of_all(layer: Any, edges: Any, x: Any) -> None:

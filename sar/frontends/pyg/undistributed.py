@@ -77,6 +77,8 @@ _TRANSFORMS = (
 )  # fmt: skip
 _READS_ALL = "reads the rows of all nodes at once; transform the data before they are cut"
 
+_EXPLAINS = "takes one rank's nodes for all; explain on a graph that is not cut"
+
 
 def refusals() -> Iterator[tuple[Any, str, Callable]]:
     """(class, method, what is to stand in for it)."""
@@ -89,6 +91,8 @@ def refusals() -> Iterator[tuple[Any, str, Callable]]:
     for name in _TRANSFORMS:
         kind = getattr(import_module("torch_geometric.transforms"), name)
         yield kind, "forward", _refusing(kind.forward, name, _READS_ALL)
+    kind = import_module("torch_geometric.explain").Explainer
+    yield kind, "__call__", _refusing(kind.__call__, "Explainer", _EXPLAINS)
     kind = import_module("torch_geometric.nn.conv").SuperGATConv
     yield kind, "forward", _refusing_to_train(kind.forward)
     kind = import_module("torch_geometric.nn.models").CorrectAndSmooth
