@@ -26,7 +26,9 @@ def work_in_turns(args: argparse.Namespace, work: Callable[..., None]) -> None:
             with spill.following(group):
                 work(args, group, torch.device("cpu"))
 
-        TurnGroup.run(read_book(args.input).num_parts, rank, between=[spill])
+        TurnGroup.run(
+            read_book(args.input).num_parts, rank, between=[spill], table_bytes=spill.table_bytes
+        )
 
 
 def spill_of(group: Group) -> dict[Any, Any]:

@@ -36,6 +36,14 @@ class Transport(Protocol):
         """:meth:`Group.exchange` of contiguous tensors on the group's device."""
 
 
+class Table(Protocol):
+    """See :class:`sar.comm.turns.Table`."""
+
+    def columns(self, num_rows: int, width: int, dtype: torch.dtype) -> int: ...
+
+    def publish(self, rows: Tensor, first: int, num_rows: int) -> Tensor: ...
+
+
 class Done:
     """The :class:`Work` of an exchange that is over."""
 
@@ -72,12 +80,14 @@ class Group:
         local_edges: numbers of rows of edges that users were given, by the address of their memory.
         names: of the ranks, where they are called something else than "rank 0".
         final_check: what is compared when the group ends, if anything.
+        table: where ranks publish rows that all read, if they share memory and take turns.
         transport: what moves rows, where the group has chosen something for it when it was made.
     """
 
     names: Sequence[str] = ()
     has_wire = True
     transport: Transport | None = None
+    table: Table | None = None
 
     def __init__(self, rank: int, size: int, backend: str, device: torch.device) -> None:
         self.rank, self.size, self.backend, self.device = rank, size, backend, device

@@ -13,9 +13,11 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from sar.comm.group import Group
 from sar.comm.local import Room, Run, ThreadGroup
+from sar.errors import SarError
 
 
 class Between(Protocol):
@@ -37,6 +39,7 @@ class TurnGroup(ThreadGroup):
     """
 
     _room: TurnRoom
+    table: Table | None = None
 
     def __init__(self, rank: int, size: int, room: Room) -> None:
         super().__init__(rank, size, room)
@@ -49,14 +52,22 @@ class TurnGroup(ThreadGroup):
         fn: Callable[[Group], Any],
         timeout: float = math.inf,
         between: Sequence[Between] = (),
+        table_bytes: int | None = None,
     ) -> list[Any]:
         """Run ``fn(group)`` on ``size`` threads, one at a time; the results in rank order.
 
         The first exception (not its consequences on other ranks) is raised again. After an
-        interrupt each rank ends at its next collective. ``timeout`` has no meaning here.
+        interrupt each rank ends at its next collective. ``timeout`` has no meaning here. Sums
+        over edges are read from a :class:`Table` of ``table_bytes``, if there are any.
         """
+
+        def body(group: Any) -> Any:
+            if table_bytes is not None:
+                group.table = Table(group, table_bytes)
+            return fn(group)
+
         with RandomStates() as states:
-            return cls._run(TurnRun(size, [states, *between]), size, fn)
+            return cls._run(TurnRun(size, [states, *between]), size, body)
 
     def turn(self) -> None:
         """Return when all ranks have called this; collective, and one pass of turns. What a rank
@@ -67,6 +78,43 @@ class TurnGroup(ThreadGroup):
     def shared(self) -> dict[Any, Any]:
         """Of all ranks, the parts of this group too; safe without a lock, as one computes."""
         return self._room.run.shared
+
+
+class Table:
+    """Rows of all ranks, in memory of their process: each writes its own and reads everybody's.
+
+    Args:
+        num_bytes: of all rows, at most. Memory is taken as far as it is written.
+    """
+
+    def __init__(self, group: TurnGroup, num_bytes: int) -> None:
+        self._group, self._num_bytes, self._is_read = group, num_bytes, False
+
+    def columns(self, num_rows: int, width: int, dtype: torch.dtype) -> int:
+        """How many of ``width`` columns to publish at a time: equal blocks, as few as may be.
+        ``SarError`` where not even one fits."""
+        fit = self._num_bytes // max(1, num_rows * dtype.itemsize)
+        if not fit:
+            raise SarError(
+                f"memory: got {self._num_bytes:,} bytes for a table of rows, expected at least "
+                f"{num_rows * dtype.itemsize:,}, one column of {num_rows:,} rows"
+            )
+        return math.ceil(width / math.ceil(width / fit)) if width else 1
+
+    def publish(self, rows: Tensor, first: int, num_rows: int) -> Tensor:
+        """Write ``rows`` [*, width] at row ``first``; returns the rows of all ranks, [num_rows,
+        width], until the next call. Collective; they are on one device, in one dtype."""
+        if self._is_read:
+            self._group.turn()
+        self._is_read = True
+        shared = self._group.shared
+        if "table" not in shared:  # numpy's memory, which is no rank's own to be moved
+            shared["table"] = torch.from_numpy(np.empty(self._num_bytes, np.uint8))
+        size = num_rows * rows.shape[1] * rows.element_size()
+        table = shared["table"][:size].view(rows.dtype).view(num_rows, rows.shape[1])
+        table[first : first + len(rows)] = rows
+        self._group.turn()
+        return table
 
 
 class RandomStates:

@@ -9,12 +9,15 @@ from typing import Any
 
 from sar import expect
 from sar.comm import Group, has_group
+from sar.comm.environment import memory_left
 from sar.comm.turns import TurnGroup
 from sar.config import parse_bytes
 from sar.errors import SarError
 from sar.graph import load_partition_data
 from sar.memory.spill import Spill
 from sar.partition.load import read_book
+
+_MANY = 1 << 50  # where the system does not say how much memory is left
 
 
 def run_parts(
@@ -30,7 +33,9 @@ def run_parts(
     Each part is a rank, and ``function`` is what a script does on a rank behind
     :func:`sar.load_partition_data`: it makes the graph of the part, the model, and trains. The
     ranks are threads of which one computes at a time; it hands over where it meets a collective.
-    Losses, gradients and results are those of ranks that compute side by side, bit for bit. Random
+    Losses, gradients and results are those of ranks that compute side by side, bit for bit, but for
+    sums over edges: they are read from one table of all rows in memory, in one pass over a row's
+    edges, and are those of other runs to rounding. Random
     numbers of torch, numpy and Python that ``function`` draws are as in a process of its own, and
     begin for each part where the caller's are.
 
@@ -43,8 +48,8 @@ def run_parts(
         function: of the part, a ``PartitionData``, and ``args``.
         directory: where that file goes, on a disk; made if need be. It has no name, so nothing is
             left of a run that was killed. By default there is none, and all stays in memory.
-        memory: bytes, or text like "20GiB", that the process may take beside what files back; by
-            default half of what is free, and what it takes already.
+        memory: bytes, or text like "20GiB", that the process may take beside what files back, half
+            of it for that table; by default half of what is free, and what it takes already.
 
     Returns what ``function`` returned, by part, in memory.
 
@@ -56,6 +61,21 @@ def run_parts(
         NotSupportedError: another system than Linux, another allocator than glibc's.
         Otherwise the error of the part that failed first.
     """
+    _check(function, args, directory, memory)
+    size = read_book(path).num_parts
+    most = None if memory is None else parse_bytes(memory, "memory")
+    with nullcontext() if directory is None else Spill(directory, most) as spill:
+
+        def rank(group: Group) -> Any:
+            with nullcontext() if spill is None else spill.following(group):
+                return function(load_partition_data(path), *args)
+
+        if spill is None:
+            return TurnGroup.run(size, rank, table_bytes=int(min(memory_left(), _MANY)) // 2)
+        return TurnGroup.run(size, rank, between=[spill], table_bytes=spill.table_bytes)
+
+
+def _check(function: Any, args: Any, directory: Any, memory: Any) -> None:
     if not callable(function):
         raise expect.wrong_type(function, "function", "a function of one part")
     if isinstance(args, str) or not isinstance(args, Sequence):
@@ -69,13 +89,3 @@ def run_parts(
             "run_parts: called where there is a group of ranks already; expected a process that "
             "has not called initialize_comms"
         )
-
-    size = read_book(path).num_parts
-    most = None if memory is None else parse_bytes(memory, "memory")
-    with nullcontext() if directory is None else Spill(directory, most) as spill:
-
-        def rank(group: Group) -> Any:
-            with nullcontext() if spill is None else spill.following(group):
-                return function(load_partition_data(path), *args)
-
-        return TurnGroup.run(size, rank, between=[] if spill is None else [spill])

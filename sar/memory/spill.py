@@ -108,6 +108,11 @@ class Spill:
                         block.move_in(self._fetch(block))
 
     @property
+    def table_bytes(self) -> int:
+        """Of the table that sums are read from: half of the memory."""
+        return self._most // 2
+
+    @property
     def read_bytes(self) -> int:
         return self._file.read_bytes
 

@@ -11,10 +11,12 @@ from weakref import ReferenceType, ref
 import torch
 from torch import Tensor
 
+from sar.comm.group import Table
 from sar.config import CONSTANT_INPUTS, Policy
 from sar.edges.constant import Constants, constants_of, held
 from sar.edges.push_pull import LinearRelation, linear_relation
 from sar.edges.relation import LOCAL, Relation, ShardStore
+from sar.edges.whole import TableEdges, table_edges
 from sar.errors import NotSupportedError
 from sar.kernels import Factors, add_rows, spmm, spmm_add, spmm_into, wide_dtype
 from sar.kernels.nonzero import can_pack
@@ -101,7 +103,7 @@ class Sums:
     def home(
         self, dout: Tensor, place: Place | None = None, *, weight: Tensor | None = None,
         settled: bool = False,
-    ) -> GradientReturn:  # fmt: skip
+    ) -> GradientReturn | Whole:  # fmt: skip
         """A^T S dout, [num_src, width] in the wide dtype, the last rounds of it on their way home.
 
         No row is fetched; each round is sent as soon as it is computed.
@@ -171,6 +173,73 @@ class SumsWithoutZeros(Sums):
                 "they were summed; expected it before, or zeros='send'"
             )
         return PackedGradients(self._bits)
+
+
+class Whole:
+    """A gradient of owned rows that is complete, as :class:`GradientReturn` hands it out."""
+
+    def __init__(self, grads: Tensor) -> None:
+        self._grads = grads
+
+    def own(self) -> Tensor:
+        return self._grads
+
+    def finish(self) -> Tensor:
+        return self._grads
+
+    def settle(self) -> None:
+        return None
+
+
+class TableSums(Sums):
+    """Sums out of one table of all ranks' rows, which take turns in one process: no row travels.
+
+    Each rank publishes its rows; when all have, each sums over all of its edges at once, some
+    columns at a time where the table is too small for whole rows. Backward does the same over the
+    edges out of its rows. Results are those of rounds to rounding, as a row's edges are summed in
+    one pass, and the same bits for any number of columns at a time.
+    """
+
+    def __init__(
+        self, relation: Relation, table: Table, policy: Policy, scale: Tensor | None
+    ) -> None:
+        self.plan, self.policy, self.scale, self._table = relation.plan, policy, scale, table
+        self._into, self._out_of = relation.derived(
+            "edges of a table", lambda: table_edges(relation)
+        )
+
+    def begin(
+        self, x: Tensor, weight: Tensor | None = None, keep: list[Tensor] | None = None
+    ) -> tuple[Tensor, Callable[[], None]]:
+        if self.plan.group.meter.notes is not None:
+            self.plan.group.meter.tell("table")
+        return self._summed(self._into, x, Factors(row=self.scale), None), lambda: None
+
+    def home(
+        self, dout: Tensor, place: Place | None = None, *, weight: Tensor | None = None,
+        settled: bool = False,
+    ) -> Whole:  # fmt: skip
+        if self.scale is not None:
+            dout = (dout * self.scale.unsqueeze(1)).to(dout.dtype)
+        out = None if place is None else place()
+        return Whole(self._summed(self._out_of, dout, Factors(), out))
+
+    def _summed(
+        self, ends: TableEdges, rows: Tensor, factors: Factors, out: Tensor | None
+    ) -> Tensor:
+        width = rows.shape[1]
+        if out is None:
+            shape = ends.edges.num_rows, width
+            out = rows.new_empty(shape, dtype=wide_dtype(rows.dtype))
+        at_once = self._table.columns(ends.num_rows, width, rows.dtype)
+        for low in range(0, width, at_once):
+            some = slice(low, low + at_once)
+            table = self._table.publish(rows[:, some], ends.first, ends.num_rows)
+            if at_once == width:
+                spmm(ends.edges, table, factors, out)
+            else:
+                out[:, some] = spmm(ends.edges, table, factors)
+        return out
 
 
 class KeptSums(Sums):
@@ -272,6 +341,9 @@ def _chosen(
 ) -> Sums:
     """Choose how rows like these are summed, alike on all ranks; collective."""
     without_zeros = _agree_way(relation, like.dtype, policy)
+    table = relation.group.table
+    if table is not None and weight is None:
+        return TableSums(relation, table, policy, scale)
     edges = linear_relation(relation, like, weight, policy)
     kind = SumsWithoutZeros if without_zeros else Sums
     row_bytes = like.shape[1] * like.element_size()

@@ -1,0 +1,46 @@
+"""Sums out of a table: those of ranks side by side to rounding, whatever fits into it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from harness import training
+from harness.threads import run_threads
+
+from sar.comm import TurnGroup
+from sar.errors import SarError
+
+MODELS = ("SAGEConv-mean", "SAGEConv-gcn", "GraphConv-both", "GraphConv-right", "GINConv-sum")
+
+
+def with_table(size: int, num_bytes: int, case: Any, *args: Any) -> list[Any]:
+    return TurnGroup.run(size, lambda group: case(group, *args), table_bytes=num_bytes)
+
+
+def numbers(ranks: list[Any]) -> list[torch.Tensor]:
+    """All that training gave, in one order."""
+    parts = [part for rank in ranks for part in (rank.logits, rank.input_grads, rank.grads)]
+    return [part[name] for part in parts for name in sorted(part) if part[name] is not None]
+
+
+@pytest.mark.parametrize("size", [1, 3, 4])
+@pytest.mark.parametrize("name", MODELS)
+def test_training_is_that_of_ranks_side_by_side(name: str, size: int, partitioned: Any):
+    setting = training.Setting(name, dtype=torch.float64)
+    path = partitioned(setting.sample, size, "adversarial" if size > 1 else "random")
+    args = training.case_train, path, setting, training.start_state(setting)
+    want = numbers(run_threads(size, *args))
+    three = 3 * 8 * setting.sample.total_nodes  # columns
+    whole, some = (numbers(with_table(size, most, *args)) for most in (1 << 26, three))
+    for mine, theirs, blocks in zip(whole, want, some, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12)
+        assert torch.equal(mine, blocks)
+
+
+def test_a_table_without_room_for_a_column_is_refused(partitioned: Any):
+    setting = training.Setting("SAGEConv-mean")
+    path = partitioned(setting.sample, 3, "random")
+    with pytest.raises(SarError, match="table of rows, expected at least"):
+        with_table(3, 100, training.case_train, path, setting, training.start_state(setting))
