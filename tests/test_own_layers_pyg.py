@@ -23,6 +23,7 @@ from torch_geometric.utils import add_self_loops, scatter
 
 import sar
 import sar.pyg
+from sar.graph import GraphView
 
 LAYERS: dict[str, Callable[[], Any]] = {
     "SAGE": lambda: nn.SAGEConv(4, 3),
@@ -72,7 +73,7 @@ def test_several_types(ranks: int, cut: str, partitioned: Cutter) -> None:
             mine = sar.local_edges(data.edge_index_dict, etype=etype)
             assert torch.equal(rows[mine[0]], values[etype[0]][src[eids]])
             assert torch.equal(ids[etype[2]][mine[1]], dst[eids])
-            for other in (data[etype].edge_index, graph[etype]):
+            for other in (data[etype].edge_index, graph[etype], GraphView(graph._store, [etype])):
                 assert torch.equal(sar.halo(other, x), rows[len(x) :])
                 assert torch.equal(sar.local_edges(other), mine)
             out = sar.sum_rounds(
