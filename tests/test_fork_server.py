@@ -126,7 +126,7 @@ def test_after_imports_that_start_threads_ranks_are_spawned(run: Any, capfd: Any
     assert ranks[0]["parent"] == ranks[1]["parent"] != os.getpid()
     assert not any(one["first"] for one in ranks)
     told = capfd.readouterr().err
-    assert told.count("ranks are spawned, not forked: imports have started 1 thread") == 1
+    assert told.count("ranks are spawned, not forked: after the imports there are 2 threads") == 1
     with pytest.raises(SarError, match="rank 1: left with status 3"):
         run("sys.exit(rank and 3)", 2, THREAD)
 

@@ -217,7 +217,7 @@ def _problem() -> str | None:
     """Why this process must not fork; ``None`` where it may."""
     threads = len(list(Path("/proc/self/task").iterdir()))
     if threads > 1:
-        return f"imports have started {threads - 1} threads ({_BLAS}={os.environ[_BLAS]})"
+        return f"after the imports there are {threads} threads ({_BLAS}={os.environ[_BLAS]})"
     if "torch" in sys.modules and sys.modules["torch"].cuda.is_initialized():
         return "imports have initialised CUDA"
     return None
@@ -263,7 +263,7 @@ def _leave() -> NoReturn:
     """End this process, see Note [Forked ranks]."""
     for one in (sys.stdout, sys.stderr, *gc.get_objects()):
         if issubclass(type(one), io.IOBase):
-            with suppress(OSError, ValueError):  # full, closed
+            with suppress(Exception):  # full, closed, or an error of a class of the user's
                 one.flush()
     os._exit(_status[0])
 
