@@ -18,6 +18,7 @@ from sar.cli.inputs import load_rank, resolve_parts, stored_columns
 from sar.cli.launch import check_rank_arguments, launch, run_rank
 from sar.cli.outputs import check_writable
 from sar.cli.rank_environment import joined
+from sar.cli.turns import check_out_of_core
 from sar.comm import Group
 from sar.files import naming, remove_left_over, staged
 from sar.models import ModelOptions, build_model, call_of, prepare_graph
@@ -33,6 +34,7 @@ from sar.train.trainer import Trainer
 def _check_output(args: argparse.Namespace) -> None:
     out = Path(args.out)
     check_writable(out, "--out")
+    check_out_of_core(args)
     remove_left_over(out, ["predictions*.npz"])
 
 

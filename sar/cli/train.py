@@ -34,6 +34,7 @@ from sar.cli.report import (
     print_ranks_joined,
     report,
 )
+from sar.cli.turns import check_out_of_core
 from sar.comm import Group
 from sar.kernels.device import reset_peak
 from sar.models import (
@@ -139,6 +140,7 @@ def _check_outputs(args: argparse.Namespace) -> None:
             f"--json: got {args.json!r}, expected another ending than .jsonl: the epochs are "
             "written to that file, line by line"
         )
+    check_out_of_core(args)
     if args.activations_directory is not None:
         check_writable(Path(args.activations_directory), "--activations-directory")
     if os.environ.get("RANK", "0") != "0":  # only the first rank writes

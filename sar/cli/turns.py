@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from sar.cli.outputs import check_writable
 from sar.comm import Group, TurnGroup
 from sar.config import parse_bytes
-from sar.memory.spill import Spill
+from sar.memory.spill import Spill, check_folder
 from sar.partition.load import read_book
 
 SPILL = "spill"
@@ -29,6 +31,13 @@ def work_in_turns(args: argparse.Namespace, work: Callable[..., None]) -> None:
         TurnGroup.run(
             read_book(args.input).num_parts, rank, between=[spill], table_bytes=spill.table_bytes
         )
+
+
+def check_out_of_core(args: argparse.Namespace) -> None:
+    """Raise now for a folder that is in memory, or that cannot be written."""
+    if args.out_of_core is not None:
+        check_folder(Path(args.out_of_core), "--out-of-core")
+        check_writable(Path(args.out_of_core), "--out-of-core")
 
 
 def spill_of(group: Group) -> dict[Any, Any]:

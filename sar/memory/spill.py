@@ -73,7 +73,9 @@ class Spill:
         self._open = ExitStack()
 
     def __enter__(self) -> Spill:
-        _check_folder(self._parent)
+        check_folder(self._parent)
+        with naming(self._parent):
+            self._parent.mkdir(parents=True, exist_ok=True)
         map_buffers_from(self._least)
         with ExitStack() as opened:
             try:
@@ -337,14 +339,13 @@ def _extent(tensor: Tensor) -> int:
     return (sum((size - 1) * step for size, step in steps) + 1) * tensor.element_size()
 
 
-def _check_folder(folder: Path) -> None:
-    """Make a folder; raises ``ValueError`` where it is in memory."""
-    with naming(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-    kind = _file_system(os.stat(folder).st_dev)
+def check_folder(folder: Path, name: str = "directory") -> None:
+    """Raise ``ValueError`` for a folder, there or to be made, that is in memory."""
+    there = next(one for one in (folder, *folder.absolute().parents) if one.exists())
+    kind = _file_system(os.stat(there).st_dev)
     if kind in _IN_MEMORY:
         raise ValueError(
-            f"directory: {os.fspath(folder)!r} is in memory ({kind}), expected a folder on a disk"
+            f"{name}: {os.fspath(folder)!r} is in memory ({kind}), expected a folder on a disk"
         )
 
 
