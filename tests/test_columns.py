@@ -114,6 +114,15 @@ def test_assigning_works_as_in_dgl(partitioned: Cutter) -> None:
     assert torch.equal(data.node_features["feat"], feat), "what was loaded stays as it was"
 
 
+def test_a_column_first_read_in_inference_mode_trains_later(partitioned: Cutter) -> None:
+    graph = sar.construct_full_graph(sar.load_partition_data(partitioned(sample("mixed"), 1)))
+    layer = torch.nn.Linear(6, 2)
+    with torch.inference_mode():
+        layer(graph.ndata["feat"])
+    layer(graph.ndata["feat"]).sum().backward()
+    assert layer.weight.grad is not None
+
+
 def test_a_column_with_other_rows_is_told_to_all(partitioned: Cutter) -> None:
     path = partitioned(sample("mixed").with_orig_ids(), 3)
 

@@ -123,6 +123,16 @@ class Shop(nn.Module):
         return self.conv(graph, x, mod_kwargs=more)["item"]
 
 
+class Blocks(Shop):
+    """With one block in place of the graph, in mini-batches."""
+    num_blocks = 1
+
+    def forward(self, graph, x, edge_weight_dict):
+        if isinstance(graph, list):
+            graph, edge_weight_dict = graph[0], edge_weight_dict[0]
+        return super().forward(graph, x, edge_weight_dict)
+
+
 class OneWeight(Shop):
     def forward(self, graph, x, edge_weight):
         return self.conv(graph, x)["item"]
@@ -154,6 +164,7 @@ CASES: dict[str, tuple[list[str], list[str]]] = {
     "whole": (["mine.py:Whole"], ["feat", "w=price"]),
     "shop whole": (["mine.py:ShopWhole"], ["weight"]),
     "shop": (["mine.py:Shop"], ["weight"]),
+    "shop of blocks": (["mine.py:Blocks"], ["weight"]),
     "shop of pyg": (["mine.py:ShopPyg"], ["edge_weight_dict=weight"]),
 }
 LOOP = ["--no-progress", "--epochs", "3"]
@@ -211,7 +222,7 @@ def called_alone(name: str, model: nn.Module) -> Tensor:
     if "shop" in name:
         x = {t: columns["feat"] for t, columns in graph.node_data.items()}
         weights = {e: columns["weight"] for e, columns in graph.edge_data.items()}
-        if name == "shop":
+        if name in ("shop", "shop of blocks"):
             return model(to_dgl(graph), x, weights)
         index = {e: torch.stack(ends) for e, ends in graph.edges.items()}
         if name == "shop whole":
@@ -279,6 +290,7 @@ def test_losses_and_predictions_of_one_process(name: str, partitioned: Cutter, p
 
 
 SAMPLED = {
+    "shop of blocks": "-1",
     "weights": "-1,-1",
     "shop whole": "-1",
     "read": "-1",
@@ -350,6 +362,12 @@ def test_told_before_a_rank_starts(
     command = ["train", path, "--model", words[0], *args, "--edge-features", *words[1:]]
     assert main(command) in (1, 2)
     assert re.search(told, " ".join(capsys.readouterr().err.split()))
+
+
+def test_a_plan_tells_them_too(partitioned: Cutter, capsys: pytest.CaptureFixture) -> None:
+    path = partitioned(graph_of("weights"), 2, "random")
+    assert main(["plan", path, "--model", "mine.py:Weighted", "--edge-features", "wieght"]) == 2
+    assert "did you mean 'weight'" in capsys.readouterr().err
 
 
 def test_several_relations_want_a_parameter_by_relation(

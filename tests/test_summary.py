@@ -131,7 +131,8 @@ def test_wrong_predictions(tmp_path, capsys):
         {("a", "r", "b"): ([0, 1], [1, 2]), ("b", "s", "a"): ([0, 1], [1, 2])}
     )
     path = str(cut(several, tmp_path / "several", 1))
-    assert "2 node and 2 edge types" in fails(capsys, path, "--hidden", "8")
+    told = fails(capsys, path, "--hidden", "8")
+    assert "node types a, b, of which none has 'label'" in told
     assert main(["inspect", path]) == 0
     text = capsys.readouterr().out
     assert "a:r:b" in text and "node type" in text

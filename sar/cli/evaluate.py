@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sar.cli.inputs import load_rank, resolve_parts, stored_columns
+from sar.cli.inputs import forget_columns, load_rank, resolve_parts, stored_columns
 from sar.cli.launch import check_rank_arguments, launch, run_rank
 from sar.cli.outputs import check_writable
 from sar.cli.rank_environment import joined
@@ -62,6 +62,8 @@ def work(args: argparse.Namespace, group: Group, device: torch.device) -> None:
     _check_sizes(model_options, content["model"])
     data_options = DataOptions(**_chosen(config, DataOptions))
     partition, graph, data = load_rank(args, data_options, group, device, need_labels=False)
+    if not model_options.is_own:
+        forget_columns(graph)
     graph = prepare_graph(graph, model_options)
     if data.widths != config["in_feats"]:
         raise ValueError(

@@ -11,13 +11,14 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 import torch
+from torch import nn
 
 import sar
 from sar.cli.partition import WARNING
 from sar.comm import Group
 from sar.errors import NotSupportedError, SarError
 from sar.files import remove_left_over, scratch_folder
-from sar.models import Call
+from sar.models import Call, ModelOptions, call_of
 from sar.models.edge_columns import bare
 from sar.options import closest, take
 from sar.partition import child
@@ -117,6 +118,25 @@ def _columns_called(
             mine = [key.rpartition("/")[2] for key in stored if key.startswith(f"{prefix}/")]
             if (one := call.stored_name(bare(name), mine)) is not None:
                 yield etype, one
+
+
+def check_columns(
+    options: ModelOptions, made: nn.Module | None, etypes: Sequence[EType], stored: Collection[str]
+) -> None:
+    """Raise ``ValueError`` for columns of edges that one's own model gets and that there are not;
+    where it could not be ``made`` before ranks start, for those that were named."""
+    call = Call(read=tuple(word.rpartition("=")[2] for word in options.edge_features or ()))
+    if made is not None:
+        call = call_of(options, made)
+    columns_of(call, etypes, stored)
+
+
+def forget_columns(graph: sar.ShardedGraph) -> None:
+    """Let go of the columns of the partitions, which a built-in model does not read."""
+    frames = [graph.nodes[ntype].data for ntype in graph.ntypes]
+    for frame in (*frames, *(graph.edges[etype].data for etype in graph.canonical_etypes)):
+        for name in list(frame):
+            del frame[name]
 
 
 def stored_columns(partition: PartitionData, call: Call) -> dict[EType, list[str]]:

@@ -9,12 +9,16 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
+from sar.cli.inputs import check_columns
 from sar.cli.inspect import aligned
 from sar.cli.options import parse_rate
 from sar.cli.pictures import check_pictures
 from sar.config import parse_bytes
+from sar.models import try_own
 from sar.options import closest, take
+from sar.partition.arrays import ETYPE_HOMO
 from sar.pictures import Plan, draw_plan, save
 from sar.pictures.plan import SIZE
 from sar.plan import (
@@ -33,6 +37,7 @@ from sar.plan import (
     predict,
     settings_of,
 )
+from sar.plan.types import Types
 from sar.run_options import ModelOptions
 
 
@@ -42,6 +47,7 @@ def run(args: argparse.Namespace) -> int:
     check_pictures(args)
     graph = _graph(args)
     width = _width(args, graph, model)
+    _check_columns(model, graph)
     classes = args.classes or graph.classes or CLASSES
     more = args.constant_inputs, graph.columns, graph.types
     works = [Work(model, width, classes, name, *more) for name in dict.fromkeys(args.activations)]
@@ -76,6 +82,18 @@ def _width(args: argparse.Namespace, graph: GraphStatistics, model: ModelOptions
     if not width:
         raise ValueError("--feature-width: got nothing and the partitions hold no 'feat'")
     return int(width)
+
+
+def _check_columns(model: ModelOptions, graph: GraphStatistics) -> None:
+    """Raise now for columns of edges that the partitions do not hold."""
+    if model.is_own:
+        types, stored = graph.types or Types.of_one(graph.features), [*graph.columns]
+        seen = SimpleNamespace(ntypes=[*types.nodes], canonical_etypes=types.relations)
+        featured = [] if types.is_homogeneous else [*types.features]
+        if types.is_homogeneous:
+            stored = [f"{':'.join(ETYPE_HOMO)}/{name}" for name in stored]
+        made = try_own(model.model, model.args, seen, featured)
+        check_columns(model, made, types.relations, stored)
 
 
 def _graph(args: argparse.Namespace) -> GraphStatistics:

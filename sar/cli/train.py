@@ -14,7 +14,13 @@ import torch
 
 import sar
 from sar._private import prepare_optimizers
-from sar.cli.inputs import columns_of, load_rank, resolve_parts, stored_columns
+from sar.cli.inputs import (
+    check_columns,
+    forget_columns,
+    load_rank,
+    resolve_parts,
+    stored_columns,
+)
 from sar.cli.launch import (
     backend_of,
     check_rank_arguments,
@@ -38,7 +44,6 @@ from sar.cli.turns import check_out_of_core
 from sar.comm import Group
 from sar.kernels.device import reset_peak
 from sar.models import (
-    Call,
     ModelOptions,
     build_model,
     call_of,
@@ -105,11 +110,9 @@ def _check_graph(args: argparse.Namespace, model: ModelOptions, data: DataOption
     sampled = sampled_options(args)
     if model.is_own:
         made = try_own(model.model, model.args, book, [] if book.is_homogeneous else having)
-        if made is not None:
-            _check_call(call_of(model, made), book)
-        elif model.edge_features:
-            names = tuple(word.rpartition("=")[2] for word in model.edge_features)
-            _check_call(Call(read=names), book)
+        if not book.is_foreign:  # of such a folder whole files are read
+            stored = read_features(book, 0, "edge_feats")
+            check_columns(model, made, book.canonical_etypes, stored)
         if made is not None and sampled is not None:
             check_takes_blocks(made, sampled, call_of(model, made))
     if model.is_own or book.is_homogeneous:
@@ -123,12 +126,6 @@ def _check_graph(args: argparse.Namespace, model: ModelOptions, data: DataOption
             "ranks' nodes are not fetched; expected features of all node types, or no --sampled"
         )
     return book
-
-
-def _check_call(call: Call, book: PartitionBook) -> None:
-    """Raise now for columns of edges that the partitions do not hold."""
-    if call.columns and not book.is_foreign:  # of such a folder whole files are read
-        columns_of(call, book.canonical_etypes, read_features(book, 0, "edge_feats"))
 
 
 def _check_outputs(args: argparse.Namespace) -> None:
@@ -218,6 +215,8 @@ def make_trainer(args: argparse.Namespace, group: Group, device: torch.device) -
     print_ranks_joined(args, partition.book, group)
     sampled, batches = sampled_options(args), None
     num_edges = graph.num_edges_global()
+    if not model_options.is_own:
+        forget_columns(graph)
     graph = prepare_graph(graph, model_options)
     torch.manual_seed(options.seed)  # the same first parameters whatever the number of ranks
     model = build_model(

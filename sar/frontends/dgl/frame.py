@@ -29,8 +29,10 @@ class Later:
 
     @untraced
     def _read(self) -> Tensor:
-        self.made, self._make = self.unkept(), None  # lets go of what it is made from
-        return self.made
+        with torch.inference_mode(False):  # later calls may be outside of it
+            made = self.made = self.unkept()
+        self._make = None  # lets go of what it is made from
+        return made
 
     def unkept(self) -> Tensor:
         """The column, which is not kept where it is made now."""
