@@ -182,12 +182,12 @@ def build(options: argparse.Namespace) -> None:
     if not options.again and note.is_file() and json.loads(note.read_text()) == made_of:
         print(f"{target}: there already, for torch {torch_version}; --again builds it anew")
         return
-    run([sys.executable, "-m", "pip", "install", *ONECCL], "oneCCL cannot be installed")
     with tempfile.TemporaryDirectory(prefix="oneccl-") as folder:
         source = Path(folder, "torch-ccl")
         take_sources(options.source, source)
         for edits in (BUILD,) if options.unpatched else (BUILD, WAITS):
             edit(source, edits)
+        run([sys.executable, "-m", "pip", "install", *ONECCL], "oneCCL cannot be installed")
         compile_in(source, options.jobs)
         (source / PACKAGE / NOTE).write_text(json.dumps(made_of) + "\n")
         shutil.rmtree(target, ignore_errors=True)
@@ -235,7 +235,8 @@ def check_environment(options: argparse.Namespace) -> str:
 
 def take_sources(given: Path | None, into: Path) -> None:
     if given is None:
-        run(["git", "clone", "--quiet", REPOSITORY, str(into)], f"{REPOSITORY}: cannot be cloned")
+        clone = ["git", "clone", "--quiet", REPOSITORY, str(into)]
+        run(clone, f"{REPOSITORY}: cannot be cloned; --source takes a copy")
         checkout = ["git", "-C", str(into), "checkout", "--quiet", COMMIT]
         run(checkout, f"{REPOSITORY}: has no commit {COMMIT}")
         return
