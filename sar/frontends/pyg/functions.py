@@ -223,7 +223,7 @@ def _check_like(x: Tensor, rows: Tensor, dim: int) -> None:
         raise NotSupportedError(f"a sum of {got}; expected the same shape, but for {dim}")
 
 
-def _on_copy(function: Callable) -> Callable:
+def on_copy(function: Callable) -> Callable:
     return lambda x, *args, **kwargs: function(x.clone(), *args, **kwargs)
 
 
@@ -300,11 +300,11 @@ EdgeEnd.handlers = (
     | OF_ENDS
     | {
         **each(named("scatter_reduce_"), _scatter_reduce_),
-        **each(named("scatter_reduce"), _on_copy(_scatter_reduce_)),
+        **each(named("scatter_reduce"), on_copy(_scatter_reduce_)),
         **each(named("scatter_add_"), _scatter_add_),
-        **each(named("scatter_add"), _on_copy(_scatter_add_)),
+        **each(named("scatter_add"), on_copy(_scatter_add_)),
         **each(named("index_add_"), _index_add_),
-        **each(named("index_add"), _on_copy(_index_add_)),
+        **each(named("index_add"), on_copy(_index_add_)),
         **each(named("bincount"), _bincount),
         **each(named("view", "reshape"), shaped),
         **each(named("unsqueeze"), unsqueeze),

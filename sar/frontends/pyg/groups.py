@@ -15,6 +15,7 @@ from torch import Tensor
 from sar._private import make_wrapper
 from sar.comm import Group, current_group
 from sar.errors import NotSupportedError
+from sar.frontends.pyg.functions import on_copy
 from sar.frontends.pyg.functions import take as take_rows
 from sar.frontends.pyg.index import EdgeEnd, Symbol
 from sar.frontends.pyg.looks import LOOKS, named
@@ -227,10 +228,6 @@ def _index_add_(x: Tensor, dim: int, index: NodeGroups, source: Tensor, *, alpha
     return x.add_(reduce_rows(index, source, dim, "sum", x.shape[dim]), alpha=alpha)
 
 
-def _on_copy(function: Callable) -> Callable:
-    return lambda x, *args, **kwargs: function(x.clone(), *args, **kwargs)
-
-
 def _bincount(groups: NodeGroups, weights: Any = None, minlength: int = 0) -> Tensor:
     total = max(groups.num_groups, minlength)
     if weights is not None:
@@ -264,9 +261,9 @@ _KNOWN: dict[Callable, Callable] = {
     Tensor.__setitem__: _setitem,
     **dict.fromkeys(named("index_select"), take),
     **dict.fromkeys(named("scatter_add_"), _scatter_add_),
-    **dict.fromkeys(named("scatter_add"), _on_copy(_scatter_add_)),
+    **dict.fromkeys(named("scatter_add"), on_copy(_scatter_add_)),
     **dict.fromkeys(named("index_add_"), _index_add_),
-    **dict.fromkeys(named("index_add"), _on_copy(_index_add_)),
+    **dict.fromkeys(named("index_add"), on_copy(_index_add_)),
     **dict.fromkeys(named("bincount"), _bincount),
     **dict.fromkeys(named("numel", "nelement"), _numel),
     **dict.fromkeys(named("unique"), _unique),

@@ -19,7 +19,8 @@ from torch import nn
 
 from sar.frontends.pyg import dropping, groups, hetero, mistakes
 from sar.frontends.pyg.groups import NodeGroups
-from sar.frontends.pyg.index import Symbol
+from sar.frontends.pyg.index import EdgeEnd, EdgeMask, ShardedEdgeIndex
+from sar.frontends.pyg.joined import PieceRows, ShiftedEnd
 from sar.frontends.pyg.layers import LAYERS, agree_on_rows, edges_place
 from sar.frontends.pyg.undistributed import refusals
 from sar.frontends.pyg.utilities import BY_COLUMN, REPLACED, WRAPPED
@@ -40,13 +41,13 @@ def install() -> None:
                 _put(holder, name, original, wrap(original))
             else:
                 _sweep(original, wrap(original))
-        for is_ours, table in (
-            (_is_of_edges, REPLACED | hetero.REPLACED | dropping.REPLACED),
-            (_is_of_groups, groups.REPLACED),
-            (_is_column, BY_COLUMN),
+        for types, table in (
+            (_EDGES, REPLACED | hetero.REPLACED | dropping.REPLACED),
+            ((NodeGroups,), groups.REPLACED),
+            ((EdgeTensor,), BY_COLUMN),
         ):
             for (module, name), (place, argument, function) in table.items():
-                _replace(import_module(module), name, place, argument, function, is_ours)
+                _replace(import_module(module), name, place, argument, function, types)
         for kind, name, method in refusals():
             _put(kind, name, getattr(kind, name), method)
         for (module, name), wrap in (hetero.WRAPPED | WRAPPED).items():
@@ -69,6 +70,7 @@ def uninstall() -> None:
         _undo.clear()
 
 
+_EDGES = (ShardedEdgeIndex, EdgeEnd, EdgeMask, ShiftedEnd, PieceRows)
 _lock = Lock()
 _undo: list[tuple[Any, str, Any, Any]] = []
 
@@ -79,7 +81,7 @@ def _replace(
     place: int,
     argument: str,
     function: Callable,
-    is_ours: Callable[[Any], bool],
+    kinds: tuple[type, ...],
 ) -> None:
     """Put one replacement in place: of a function everywhere, of a method in its class."""
     *owners, last = name.split(".")
@@ -89,7 +91,7 @@ def _replace(
     if holder is None:  # a class that this version has not
         return
     original = getattr(holder, last)
-    replacement = _for_ours(is_ours, original, place, argument, function)
+    replacement = _for_ours(kinds, original, place, argument, function)
     if owners:
         _put(holder, last, original, replacement)
     else:
@@ -127,30 +129,16 @@ def _as_written(original: Any, replacement: Any) -> Any:
 _TORCHS = vars(nn.functional)  # which TorchScript knows by their names
 
 
-def _is_of_edges(given: Any) -> bool:
-    return isinstance(given, Symbol) and not isinstance(given, NodeGroups)
-
-
-def _is_column(given: Any) -> bool:
-    return isinstance(given, EdgeTensor)
-
-
-def _is_of_groups(given: Any) -> bool:
-    return isinstance(given, NodeGroups)
-
-
 def _for_ours(
-    is_ours: Callable[[Any], bool],
-    original: Callable,
-    place: int,
-    argument: str,
-    function: Callable,
+    kinds: tuple[type, ...], original: Callable, place: int, argument: str, function: Callable
 ) -> Callable:
+    """The original, but ``function`` where an argument, or one in a dictionary, is of ``kinds``."""
+
     @wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
         given = args[place] if len(args) > place else kwargs.get(argument)
         among = given.values() if isinstance(given, dict) else [given]
-        chosen = function if any(map(is_ours, among)) else original
+        chosen = function if any(isinstance(one, kinds) for one in among) else original
         return chosen(*args, **kwargs)
 
     return call

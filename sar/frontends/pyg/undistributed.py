@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import wraps
 from importlib import import_module
+from operator import attrgetter
 from typing import Any
 
 from torch import Tensor
@@ -76,8 +77,13 @@ _TRANSFORMS = (
     "RandomNodeSplit", "SVDFeatureReduction", "TargetIndegree",
 )  # fmt: skip
 _READS_ALL = "reads the rows of all nodes at once; transform the data before they are cut"
-
 _EXPLAINS = "takes one rank's nodes for all; explain on a graph that is not cut"
+_CANNOT = "cannot be distributed: it "
+_SCALES = "scales by the mean error of one rank's nodes; expected autoscale=False"
+_DRAWS = (
+    "in training mode draws pairs of all nodes that have no edge, for get_attention_loss; expected "
+    ".eval() of this layer, whose weights still get gradients, or GATConv"
+)
 
 
 def refusals() -> Iterator[tuple[Any, str, Callable]]:
@@ -87,65 +93,44 @@ def refusals() -> Iterator[tuple[Any, str, Callable]]:
             name, _, method = path.partition(".")
             kind, method = getattr(import_module(module), name, None), method or "forward"
             if kind is not None and method in vars(kind):  # some versions lack some
-                yield kind, method, _refusing(vars(kind)[method], path, reason)
+                yield kind, method, _refusing(vars(kind)[method], path, _CANNOT + reason)
     for name in _TRANSFORMS:
         kind = getattr(import_module("torch_geometric.transforms"), name)
-        yield kind, "forward", _refusing(kind.forward, name, _READS_ALL)
+        yield kind, "forward", _refusing(kind.forward, name, _CANNOT + _READS_ALL)
     kind = import_module("torch_geometric.explain").Explainer
-    yield kind, "__call__", _refusing(kind.__call__, "Explainer", _EXPLAINS)
+    yield kind, "__call__", _refusing(kind.__call__, "Explainer", _CANNOT + _EXPLAINS)
     kind = import_module("torch_geometric.nn.conv").SuperGATConv
-    yield kind, "forward", _refusing_to_train(kind.forward)
+    is_training = attrgetter("training")
+    yield kind, "forward", _refusing(kind.forward, kind.__name__, _DRAWS, is_training)
     kind = import_module("torch_geometric.nn.models").CorrectAndSmooth
-    yield kind, "correct", _refusing_to_scale(kind.correct)
+    scales = attrgetter("autoscale")
+    yield kind, "correct", _refusing(kind.correct, kind.__name__, _SCALES, scales)
 
 
-def _refusing(forward: Callable, name: str, reason: str) -> Callable:
+def _refusing(
+    forward: Callable, name: str, reason: str, when: Callable[[Any], bool] | None = None
+) -> Callable:
+    """``forward``, refused of sharded graphs; ``when`` an object is so, on their edges alone."""
+
     @wraps(forward)
     def call(layer: Any, *args: Any, **kwargs: Any) -> Any:
-        if _are_sharded(args, kwargs):
-            raise _error(name, f"cannot be distributed: it {reason}")
+        leaves = tree_leaves((args, kwargs))
+        if _are_sharded(leaves) if when is None else when(layer) and _have_symbols(leaves):
+            error = NotSupportedError(f"{name} {reason}")
+            error.layer = name
+            raise error
         return forward(layer, *args, **kwargs)
 
     return call
 
 
-def _refusing_to_train(forward: Callable) -> Callable:
-    @wraps(forward)
-    def call(layer: Any, *args: Any, **kwargs: Any) -> Any:
-        if layer.training and any(isinstance(x, Symbol) for x in tree_leaves((args, kwargs))):
-            raise _error(
-                "SuperGATConv", "in training mode draws pairs of all nodes that have no edge, for "
-                "get_attention_loss; expected .eval() of this layer, whose weights still get "
-                "gradients, or GATConv",
-            )  # fmt: skip
-        return forward(layer, *args, **kwargs)
-
-    return call
+def _have_symbols(leaves: list) -> bool:
+    return any(isinstance(leaf, Symbol) for leaf in leaves)
 
 
-def _refusing_to_scale(correct: Callable) -> Callable:
-    @wraps(correct)
-    def call(model: Any, *args: Any, **kwargs: Any) -> Any:
-        if model.autoscale and any(isinstance(x, Symbol) for x in tree_leaves((args, kwargs))):
-            raise _error(
-                "CorrectAndSmooth",
-                "scales by the mean error of one rank's nodes; expected autoscale=False",
-            )
-        return correct(model, *args, **kwargs)
-
-    return call
-
-
-def _error(name: str, why: str) -> NotSupportedError:
-    error = NotSupportedError(f"{name} {why}")
-    error.layer = name
-    return error
-
-
-def _are_sharded(args: Any, kwargs: Any) -> bool:
+def _are_sharded(leaves: list) -> bool:
     """Whether edges of a sharded graph are among arguments, or as many rows as a rank has."""
-    leaves = tree_leaves((args, kwargs))
-    if graphs_among(leaves) or any(isinstance(leaf, Symbol) for leaf in leaves):
+    if graphs_among(leaves) or _have_symbols(leaves):
         return True
     group = current_group()
     if group.size == 1:
