@@ -322,6 +322,10 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any], Any, str | No
     "loss of own rows": (sage, of_pyg, loss, "(call)"),
     "loss of all rows": (sage, of_pyg, loss_of_all, None),
     "a rank's share of a sum": (sage, of_pyg, share, None),
+    "a penalty": (sage, of_pyg, lambda m, d: loss_of_all(m, d)[1] + sum(
+        p.square().sum() for p in m.parameters()), "lin_l"),
+    "float": (lambda: Many(lambda parts, x, edges: parts["conv"](x.float(), edges), conv=sage()),
+              of_pyg, None, None),
     "lazy": (lambda: pnn.SAGEConv(-1, 4, aggr="max"), of_pyg, None, None),
     "refused": (lambda: Many(lambda parts, x, edges: parts["pool"](x, edges)[0],
                              pool=pnn.TopKPooling(W)), of_pyg, None, "parts.pool"),
@@ -338,7 +342,13 @@ def test_models_of_many_kinds(name: str) -> None:
     found = sar.validate(make(), graph(), call)
     got = None if found.first is None else found.first.name
     assert got == wrong, str(found)
-    words = {"ties": "equal values", "refused": "TopKPooling", "a buffer": "buffer"}
+    words = {
+        "ties": "equal values",
+        "a penalty": "once for each rank",
+        "float": "in float32",
+        "refused": "TopKPooling",
+        "a buffer": "buffer",
+    }
     assert words.get(name, "") in str(found)
 
 

@@ -24,6 +24,7 @@ from sar.models.edge_columns import (
 
 GRAPHS = "dgl"  # the front end whose graphs layers of this library take, too
 NAMES_OF_EDGES = ("edge_index", "edge_index_dict")
+NAMES_OF_ROWS = ("x", "x_dict")
 _GRAPH = ("graph", "x")
 _DATA = ("data",)
 _KNOWN = (*NAMES_OF_EDGES, *_GRAPH, *_DATA, "x_dict", "batch")

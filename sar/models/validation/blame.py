@@ -105,11 +105,11 @@ class Comparison:
         return float("inf") if by is None else by
 
     def gradients_differ(self) -> tuple[str, float] | None:
-        """What of parameters or columns differs most, and how far; ``None``: nothing."""
+        """The first parameter whose gradient differs, or column, and how far; ``None``: none."""
         known = self.whole.parameters
         scale = max(map(largest, known.values()), default=0.0)
         found: list[tuple[float, str]] = []
-        for key in {*known, *(key for run in self.ranks for key in run.parameters)}:
+        for key in dict.fromkeys([*known, *(key for run in self.ranks for key in run.parameters)]):
             mine = [run.parameters.get(key) for run in self.ranks]
             some = [one for one in mine if one is not None]
             like = known.get(key)
@@ -126,8 +126,7 @@ class Comparison:
             if all(one is not None for one in others):
                 by = self.layout.difference(grad, others, scale)  # type: ignore[arg-type]
                 found.append((float("inf") if by is None else by, CALL))
-        worst, name = max(found, default=(0.0, ""))
-        return (name, worst) if worst > self.tolerance else None
+        return next(((name, by) for by, name in found if by > self.tolerance), None)
 
     def buffers_differ(self) -> tuple[str, float] | None:
         """The first buffer that differs after the steps, and how far."""

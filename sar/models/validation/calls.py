@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from sar import registry
-from sar.models.calling import GRAPHS, NAMES_OF_EDGES, Call, read_call
+from sar.models.calling import GRAPHS, NAMES_OF_EDGES, NAMES_OF_ROWS, Call, read_call
 
 
 def front_end_of(model: Any) -> str:
@@ -40,7 +40,7 @@ def call_on(
     if said is None and called.has("graph"):  # no name says what it is
         called = replace(called, places=(*front.PLACES, *called.places[2:]))
     found = {}
-    if called.has("x") or called.has("x_dict"):
+    if any(map(called.has, NAMES_OF_ROWS)):
         found = columns_by_type(front, given, features)
     is_one = len(front.node_columns(given)) == front.num_relations(given) == 1
     return called(model, given, next(iter(found.values()), None) if is_one else found)

@@ -17,14 +17,14 @@ def random_cut(graph: GraphArrays, parts: int) -> np.ndarray:
 
 
 def near_cut(graph: GraphArrays, parts: int) -> np.ndarray:
-    """int64 [N] parts of nodes that are near each other, the last with a few nodes."""
-    shares = np.linspace(1.0, 0.1, parts)
-    ends = np.cumsum(shares / shares.sum()) * (graph.total_nodes - parts)
-    by_order = np.searchsorted(
-        ends.astype(int) + np.arange(1, parts + 1), np.arange(graph.total_nodes), "right"
-    )
-    found = np.empty(graph.total_nodes, np.int64)
-    found[_by_distance(graph)] = np.minimum(by_order, parts - 1)
+    """int64 [N] parts of nodes that are near each other, the last with one node."""
+    total = graph.total_nodes
+    shares = np.linspace(1.0, 0.4, parts - 1)
+    ends = (np.cumsum(shares / shares.sum()) * (total - parts)).astype(np.int64)
+    ends = np.append(ends + np.arange(1, parts), total)
+    ends[parts - 2] = total - 1
+    found = np.empty(total, np.int64)
+    found[_by_distance(graph)] = np.searchsorted(ends, np.arange(total), "right")
     return found
 
 

@@ -1,4 +1,4 @@
-"""Models and graphs in float64, which drop nothing at random."""
+"""Models and graphs in one dtype, and models that drop nothing at random."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from sar._private import tree_map
 from sar.models.known import known_layers
 from sar.nn.dropout import Dropout
 from sar.partition.arrays import ORIG_EID, ORIG_ID, GraphArrays
@@ -29,14 +31,21 @@ def copied(model: nn.Module) -> nn.Module:
     return copy.deepcopy(model, {id(one): one.detach().clone() for one in results})
 
 
-def widened(model: nn.Module) -> nn.Module:
-    """``model`` on the CPU in float64, tensors that are plain attributes as well."""
-    model = model.cpu().double()
+def cast(model: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """``model`` on the CPU in ``dtype``, with tensors and modules that are plain attributes."""
+    model = model.cpu().to(dtype)
     for module in model.modules():
-        for name, value in vars(module).items():
-            if isinstance(value, Tensor) and value.is_floating_point():
-                vars(module)[name] = value.detach().cpu().double()
+        for name, value in list(vars(module).items()):
+            if not name.startswith("_") and isinstance(value, Tensor | list | tuple | dict):
+                vars(module)[name] = tree_map(partial(_cast, dtype), value)
     return model
+
+
+def _cast(dtype: torch.dtype, value: Any) -> Any:
+    if isinstance(value, nn.Module):
+        return cast(value, dtype)
+    is_float = isinstance(value, Tensor) and value.is_floating_point()
+    return value.detach().cpu().to(dtype) if is_float else value
 
 
 def without_dropout(model: nn.Module) -> nn.Module:
@@ -75,19 +84,19 @@ def no_dropout() -> Iterator[None]:
                 setattr(F, name, before[name])
 
 
-def doubled(graph: GraphArrays) -> GraphArrays:
-    """The same graph with columns in float64, whose nodes and edges are numbered by place."""
+def arrays_in(graph: GraphArrays, dtype: torch.dtype) -> GraphArrays:
+    """The same graph with columns in ``dtype``, whose nodes and edges are numbered by place."""
 
-    def wide(columns: dict[str, Tensor]) -> dict[str, Tensor]:
+    def converted(columns: dict[str, Tensor]) -> dict[str, Tensor]:
         return {
-            name: column.double() if column.is_floating_point() else column
+            name: column.to(dtype) if column.is_floating_point() else column
             for name, column in columns.items()
             if name not in (ORIG_ID, ORIG_EID)
         }
 
     nodes = {
-        ntype: wide(graph.node_data.get(ntype, {})) | {ORIG_ID: torch.arange(count)}
+        ntype: converted(graph.node_data.get(ntype, {})) | {ORIG_ID: torch.arange(count)}
         for ntype, count in graph.num_nodes.items()
     }
-    edges = {etype: wide(graph.edge_data.get(etype, {})) for etype in graph.edges}
+    edges = {etype: converted(graph.edge_data.get(etype, {})) for etype in graph.edges}
     return replace(graph, node_data=nodes, edge_data=edges)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from sar.models.prepare import with_norms_of_ranks
 from sar.models.validation.blame import Comparison, Place
-from sar.models.validation.compare import TOLERANCE, Kind, Layout, Piece
+from sar.models.validation.compare import Kind, Layout, Piece
 from sar.models.validation.record import CALL, Event
 from sar.models.validation.run import Run
 from sar.partition.arrays import ORIG_ID, GraphArrays
@@ -35,6 +35,10 @@ NUMBER = (
 TIES = (
     "equal values under a maximum or minimum: one process shares the gradient among them, ranks "
     "give it to one"
+)
+SHARES = (
+    "ranks' gradients are summed, and these are no shares: what all ranks compute alike, as a "
+    "penalty of parameters, counts once for each rank"
 )
 STATE = "what the module keeps from one call to the next"
 _UNBIASED = 0.05  # of a change: as much can be a divisor of n - 1 in a deviation
@@ -144,10 +148,11 @@ class Reasons:
     """
 
     def __init__(
-        self, graph: GraphArrays, whole: Run, run: Callable[[Changed, int], Run],
+        self, graph: GraphArrays, compared: Comparison, run: Callable[[Changed, int], Run],
         jittered: Callable[[str], Comparison],
     ) -> None:  # fmt: skip
-        self.graph, self.whole, self.run, self.jittered = graph, whole, run, jittered
+        self.graph, self.whole, self.run, self.jittered = graph, compared.whole, run, jittered
+        self.tolerance = compared.tolerance
 
     def of(self, place: Place, module: nn.Module | None) -> str:
         """Why the module differs, in words."""
@@ -155,7 +160,7 @@ class Reasons:
             if place.event.kind == "out" and is_norm_of_rows(module):
                 return NORM
         if place.event is None:
-            return STATE if place.what.startswith("buffer") else OTHERS
+            return STATE if place.what.startswith("buffer") else SHARES
         why = self._shown(place, place.event)
         return f"{STATE}: {why}" if place.again and why not in (OTHERS, STATE) else why
 
@@ -202,7 +207,7 @@ class Reasons:
             if at in place.places and one is not None and two is not None
         ]
         worst = max((by for by in found if by is not None), default=0.0)
-        return worst if worst > TOLERANCE else 0.0
+        return worst if worst > self.tolerance else 0.0
 
     def _are_ties(self, module: str, event: Event) -> bool:
         """Whether gradients agree where no two inputs of the module are equal."""

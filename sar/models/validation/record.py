@@ -56,6 +56,7 @@ class Recorder:
 
     def __init__(self, model: nn.Module, skipped: set[nn.Module], aliased: bool) -> None:
         self.events: list[Event] = []
+        self.is_deaf = False  # to gradients
         self.open = [CALL]
         self.aliased, self._model, self._skipped = aliased, model, skipped
         self._numbers: Counter[tuple[str, str]] = Counter()
@@ -95,6 +96,8 @@ class Recorder:
             leaf = leaf.view_as(leaf)
 
         def add(grad: Tensor) -> None:
+            if self.is_deaf:
+                return
             before = event.grads[place]
             grad = grad.detach().clone()
             event.grads[place] = grad if before is None else before + grad

@@ -68,6 +68,7 @@ class Validation:
         piece: what of a large graph that was, in words; ``None``: all of it.
         reference: what ran on the whole graph: ``"dgl"``, ``"pyg"``, or ``"one rank"`` of this
             library, where the model does not run on a graph of these.
+        dtype: in which it was run. tolerance: what differs more, relative, is not the same.
     """
 
     rows: tuple[ModuleRow, ...]
@@ -77,6 +78,8 @@ class Validation:
     num_edges: int
     piece: str | None
     reference: str
+    dtype: str
+    tolerance: float
 
     @property
     def ok(self) -> bool:
@@ -91,14 +94,14 @@ class Validation:
         return found
 
     def __str__(self) -> str:
-        rows = [_HEADER, *map(_cells, self._shown())]
+        rows = [_HEADER, *(_cells(row, self.tolerance) for row in self._shown())]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
         if left := len(self.rows) - len(self._shown()):
             lines.append(f".. and {left} more")
         piece = f", {self.piece}" if self.piece else ""
         graph = f"{self.num_nodes:,} nodes, {self.num_edges:,} edges{piece}"
-        lines.append(f"{self.parts} ranks against {self.reference} in float64: {graph}")
+        lines.append(f"{self.parts} ranks against {self.reference} in {self.dtype}: {graph}")
         told = "the model is the same on ranks" if self.first is None else f"first: {self.first}"
         return "\n".join([*lines, told])
 
@@ -112,9 +115,9 @@ class Validation:
         return self.rows[start : start + _MOST_ROWS]
 
 
-def _cells(row: ModuleRow) -> tuple[str, ...]:
-    return (row.name, row.class_name, f"{row.calls}", _number(row.output), _number(row.gradient))
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else "same" if value <= 1e-7 else f"{value:.1e}"
+def _cells(row: ModuleRow, tolerance: float) -> tuple[str, ...]:
+    words = [
+        "-" if value is None else "same" if value <= tolerance else f"{value:.1e}"
+        for value in (row.output, row.gradient)
+    ]
+    return (row.name, row.class_name, f"{row.calls}", *words)

@@ -20,7 +20,7 @@ from sar.graph import load_partition_data
 from sar.models.known import parts_of_fused
 from sar.models.prepare import with_norms_of_ranks
 from sar.models.validation.compare import Layout
-from sar.models.validation.neutral import widened, without_dropout
+from sar.models.validation.neutral import cast, without_dropout
 from sar.models.validation.record import CALL, Event, Recorder, leaves_of
 from sar.models.validation.seeds import Jitter, SeedMaker, Seeds, layout_of
 from sar.nn.params import ShardedParameter, replicated
@@ -59,8 +59,8 @@ class Subject:
     """What is validated, and how it is run.
 
     Attributes:
-        model: in float64, never run itself; ``make`` makes one of a rank's graph, where that is how
-            it is made.
+        model: in torch's default dtype, never run itself; ``make`` makes one of a rank's graph,
+            where that is how it is made.
         front_end: see :mod:`sar.registry`. call: of a model and its graph.
         converts: ranks' models get the norms of all ranks.
         looked_into: fused layers whose parts get hooks, by name, so that their own code runs.
@@ -141,7 +141,7 @@ class Subject:
         if self.make is None:
             model = copy.deepcopy(self.model)
         else:
-            model = without_dropout(widened(self.make(given)))
+            model = without_dropout(cast(self.make(given), torch.get_default_dtype()))
             own = replicated(self.model) | dict(self.model.named_buffers())
             with torch.no_grad():  # rows of nodes are what they start from
                 for name, mine in {**replicated(model), **dict(model.named_buffers())}.items():
@@ -168,7 +168,7 @@ class _Steps:
     ) -> None:  # fmt: skip
         self.subject, self.model, self.given, self.run = subject, model, given, run
         self.seeds = seeds
-        self.recorder = Recorder(model, skipped, subject.aliased)
+        seeds.recorder = self.recorder = Recorder(model, skipped, subject.aliased)
         if subject.jittered is not None:
             jitter = Jitter(seeds.layout, seeds.rank)
             model.get_submodule(subject.jittered).register_forward_pre_hook(

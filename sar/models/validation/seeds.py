@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from sar.comm import Group
 from sar.models.measure import nodes_of
 from sar.models.validation.compare import Kind, Layout, Piece
-from sar.models.validation.record import is_plain, mapped
+from sar.models.validation.record import Recorder, is_plain, mapped
 from sar.partition.arrays import GraphArrays
 
 Seeds = dict[int, list[Tensor]]  # gradients of results, by step
@@ -32,6 +32,7 @@ class SeedMaker:
     ) -> None:  # fmt: skip
         self.layout, self.known, self.group, self.gathered = layout, known, group, gathered
         self.like = like
+        self.recorder: Recorder | None = None
 
     def of(self, step: int, results: list[Tensor]) -> list[Tensor]:
         if self.group is None or self.gathered is None:
@@ -74,9 +75,13 @@ class SeedMaker:
 
     def _is_loss_of_all(self, result: Tensor) -> bool:
         group: Any = self.group
-        before = group.losses
+        before, recorder = group.losses, self.recorder
         leaves = [p for p in _leaves_behind(result) if p.requires_grad]
+        if recorder is not None:
+            recorder.is_deaf = True
         torch.autograd.grad(result, leaves, torch.ones_like(result), True, allow_unused=True)
+        if recorder is not None:
+            recorder.is_deaf = False
         return group.losses > before
 
 

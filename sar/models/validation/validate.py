@@ -26,7 +26,7 @@ from sar.models.known import adapted
 from sar.models.validation.blame import Comparison, Place
 from sar.models.validation.calls import call_on, front_end_of
 from sar.models.validation.cuts import near_cut, random_cut
-from sar.models.validation.neutral import copied, doubled, no_dropout, widened, without_dropout
+from sar.models.validation.neutral import arrays_in, cast, copied, no_dropout, without_dropout
 from sar.models.validation.reasons import FUSED, OTHERS, Changed, Reasons
 from sar.models.validation.record import CALL
 from sar.models.validation.report import Finding, ModuleRow, Validation
@@ -55,7 +55,8 @@ def validate(
     parts of it by ranks that are threads: two steps, each a forward and a backward pass in which
     every number of the results has a gradient. All that modules get and give is compared in the
     order of calls, then gradients of results backwards, of parameters and of features. Where
-    something differs, the model runs on changed graphs to find out why.
+    something differs, the model runs on changed graphs to find out why. A model that does not run
+    in float64, as it casts to float32 itself, runs in that.
 
     Neither the model nor the graph, torch's random numbers or defaults change.
 
@@ -84,14 +85,26 @@ def validate(
         raise expect.wrong_type(call, "call", "a function of a model and a graph")
     expect.integer(parts, "parts", at_least=2)
     expect.boolean(prepare, "prepare")
-    with scratch_folder() as scratch, _undisturbed() as told:
+    with scratch_folder() as scratch:
         arrays, piece = small_graph(graph, scratch)
         if parts > arrays.total_nodes:
             got = f"{parts} for a graph of {arrays.total_nodes} nodes"
             raise ValueError(f"parts: got {got}, expected at most one for each node")
         name = _front_end(model, graph, front_end)
-        subject = _subject(model, doubled(arrays), call, name, prepare, features)
-        return _Validator(subject, doubled(arrays), parts, name != "sar", piece, told).report()
+        error: Exception | None = None
+        for dtype in (torch.float64, torch.float32):  # the model may say float() itself
+            try:
+                with _undisturbed(dtype) as told:
+                    given = arrays_in(arrays, dtype)
+                    subject = _subject(model, given, call, name, prepare, features)
+                    return _Validator(subject, given, parts, name != "sar", piece, told).report()
+            except _RaisesOnWholeError as raised:
+                error = error or raised
+        raise ValueError(str(error)) from (error and error.__cause__)
+
+
+class _RaisesOnWholeError(Exception):
+    """The model raises on the whole graph; the cause is the error."""
 
 
 def _front_end(model: Any, graph: Any, said: str | None) -> str:
@@ -104,17 +117,17 @@ def _front_end(model: Any, graph: Any, said: str | None) -> str:
 
 
 @contextmanager
-def _undisturbed() -> Iterator[list[warnings.WarningMessage]]:
-    """Inside, torch makes float64; afterwards random numbers and defaults are as they were.
+def _undisturbed(dtype: torch.dtype) -> Iterator[list[warnings.WarningMessage]]:
+    """Inside, torch makes ``dtype``; afterwards random numbers and defaults are as they were.
     Warnings are listed, not shown."""
-    dtype, numpy_state, state = torch.get_default_dtype(), np.random.get_state(), random.getstate()
+    before, numpy_state, state = torch.get_default_dtype(), np.random.get_state(), random.getstate()
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        torch.set_default_dtype(torch.float64)
+        torch.set_default_dtype(dtype)
         try:
             yield told
         finally:
-            torch.set_default_dtype(dtype)
+            torch.set_default_dtype(before)
             np.random.set_state(numpy_state)
             random.setstate(state)
 
@@ -131,7 +144,7 @@ def _subject(
         model = _on_one_rank(graph, own, make)
         expect.instance(model, "model", nn.Module, "a function that gives a torch.nn.Module")
     try:
-        model = without_dropout(widened(copied(model)))
+        model = without_dropout(cast(copied(model), torch.get_default_dtype()))
     except RuntimeError as error:
         raise ValueError(f"model: got one that cannot be copied: {error}") from error
     if any(map(is_lazy, model.parameters())):
@@ -184,6 +197,7 @@ class _Validator:
             tuple(self._rows(compared)), finding, self.num_parts, self.graph.total_nodes,
             self.graph.total_edges, self.piece,
             self.subject.front_end if self.has_library else ONE_RANK,
+            str(torch.get_default_dtype()).removeprefix("torch."), compared.tolerance,
         )  # fmt: skip
 
     def _reference(self) -> tuple[Run, Seeds]:
@@ -199,7 +213,7 @@ class _Validator:
             self.has_library = False
             return run, seeds
         error = error or run.error
-        raise ValueError(
+        raise _RaisesOnWholeError(
             f"model: raises on the whole graph, too: {type(error).__name__}: {error}"
         ) from error
 
@@ -276,7 +290,7 @@ class _Validator:
         def jittered(module: str) -> Comparison:
             return self._compared(replace(subject, jittered=module), self.graph)
 
-        reasons = Reasons(self.graph, compared.whole, run, jittered)
+        reasons = Reasons(self.graph, compared, run, jittered)
         why = reasons.of(place, self._module(place.module))
         if why == OTHERS:
             said = [
