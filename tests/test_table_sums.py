@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from harness import training
+from harness.graphs import NUM_FEATURES
 from harness.threads import run_threads
 
 from sar.comm import TurnGroup
@@ -17,6 +18,12 @@ MODELS = ("SAGEConv-mean", "SAGEConv-gcn", "GraphConv-both", "GraphConv-right", 
 
 def with_table(size: int, num_bytes: int, case: Any, *args: Any) -> list[Any]:
     return TurnGroup.run(size, lambda group: case(group, *args), table_bytes=num_bytes)
+
+
+def few(setting: training.Setting, size: int) -> int:
+    """Bytes of a table for two columns of the features, and what a rank holds beside it."""
+    nodes, width = setting.sample.total_nodes, 16 if "GIN" in setting.model else NUM_FEATURES
+    return 8 * nodes * 2 + -(-6 * width * 8 * nodes // size)
 
 
 def numbers(ranks: list[Any]) -> list[torch.Tensor]:
@@ -32,15 +39,23 @@ def test_training_is_that_of_ranks_side_by_side(name: str, size: int, partitione
     path = partitioned(setting.sample, size, "adversarial" if size > 1 else "random")
     args = training.case_train, path, setting, training.start_state(setting)
     want = numbers(run_threads(size, *args))
-    three = 3 * 8 * setting.sample.total_nodes  # columns
-    whole, some = (numbers(with_table(size, most, *args)) for most in (1 << 26, three))
+    whole, some = (numbers(with_table(size, most, *args)) for most in (1 << 26, few(setting, size)))
     for mine, theirs, blocks in zip(whole, want, some, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12)
         assert torch.equal(mine, blocks)
 
 
+def test_a_table_has_equal_blocks_of_columns_that_fit():
+    def columns(group: Any) -> list[int]:
+        return [group.table.columns(100, width, torch.float32) for width in (64, 33, 1)]
+
+    wide = 400 * (64 + 6 * 64 // 2)
+    assert with_table(2, wide, columns)[0] == [64, 33, 1]
+    assert with_table(2, wide - 400, columns)[0] == [32, 33, 1]
+
+
 def test_a_table_without_room_for_a_column_is_refused(partitioned: Any):
     setting = training.Setting("SAGEConv-mean")
     path = partitioned(setting.sample, 3, "random")
-    with pytest.raises(SarError, match="table of rows, expected at least"):
+    with pytest.raises(SarError, match="table of rows .* expected at least"):
         with_table(3, 100, training.case_train, path, setting, training.start_state(setting))

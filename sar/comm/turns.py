@@ -19,6 +19,8 @@ from sar.comm.group import Group
 from sar.comm.local import Room, Run, ThreadGroup
 from sar.errors import SarError
 
+_HELD = 6  # tensors of its rows that a rank has in a turn
+
 
 class Between(Protocol):
     """What happens at the edges of a turn, in the thread of its rank, while no other computes."""
@@ -84,7 +86,8 @@ class Table:
     """Rows of all ranks, in memory of their process: each writes its own and reads everybody's.
 
     Args:
-        num_bytes: of all rows, at most. Memory is taken as far as it is written.
+        num_bytes: of all rows, and of what a rank holds while it reads them, at most. Memory is
+            taken as far as it is written.
     """
 
     def __init__(self, group: TurnGroup, num_bytes: int) -> None:
@@ -93,11 +96,14 @@ class Table:
     def columns(self, num_rows: int, width: int, dtype: torch.dtype) -> int:
         """How many of ``width`` columns to publish at a time: equal blocks, as few as may be.
         ``SarError`` where not even one fits."""
-        fit = self._num_bytes // max(1, num_rows * dtype.itemsize)
-        if not fit:
+        column = max(1, num_rows * dtype.itemsize)
+        held = _HELD * width * column // self._group.size
+        fit = (self._num_bytes - held) // column
+        if fit < 1:
             raise SarError(
-                f"memory: got {self._num_bytes:,} bytes for a table of rows, expected at least "
-                f"{num_rows * dtype.itemsize:,}, one column of {num_rows:,} rows"
+                f"memory: got {self._num_bytes:,} bytes for a table of rows and a part's own, "
+                f"expected at least {held + column:,}, for a column of {num_rows:,} rows, or a "
+                "graph of more parts"
             )
         return math.ceil(width / math.ceil(width / fit)) if width else 1
 

@@ -89,7 +89,7 @@ class Spill:
             opened.callback(self._file.close)
             now = _anonymous()
             self._most = self._memory or now + int(min(memory_left(), _NO_LIMIT)) // 2
-            self._limit = self._most - now
+            self._limit = self._room = self._most - now
             if self._limit <= 0:
                 raise self._too_little(now)
             self._reader = ThreadPoolExecutor(1, "sar-read-ahead")
@@ -111,8 +111,8 @@ class Spill:
 
     @property
     def table_bytes(self) -> int:
-        """Of the table that sums are read from: half of the memory."""
-        return self._most // 2
+        """Of the table that sums are read from, and what a rank holds beside it."""
+        return self._room
 
     @property
     def read_bytes(self) -> int:

@@ -63,11 +63,11 @@ def group_by_source(ends: np.ndarray, owner: np.ndarray, num_parts: int) -> Shar
     runs = [(low, owner[low:high]) for low, high in blocks(len(owner), size=CHUNK_EDGES)]
     counts = sum((np.bincount(run, minlength=num_parts) for _, run in runs), np.zeros(num_parts))
     offsets = [0, *np.cumsum(counts, dtype=np.int64).tolist()]
-    order = np.empty(len(owner), np.int32)
+    order = torch.empty(len(owner), dtype=torch.int32)
     for positions, places in next_places(runs, np.array(offsets[:-1])):
-        order[places] = positions
-    src, dst = (torch.from_numpy(one[order]) for one in ends)
-    return ShardEdges(src, dst, torch.from_numpy(order), offsets)
+        order.numpy()[places] = positions
+    src, dst = (torch.from_numpy(one).index_select(0, order) for one in ends)
+    return ShardEdges(src, dst, order, offsets)
 
 
 def check_int32(book: PartitionBook, part: int) -> None:
