@@ -45,7 +45,7 @@ import gc, random, signal, threading
 import numpy
 found["random"] = [random.random(), float(numpy.random.rand())]
 found["argv"], found["main"] = sys.argv[1:], sys.modules["__main__"].__file__
-found["parent"], found["group"] = os.getppid(), os.getpgrp() == os.getpid()
+found["parent"], found["group"] = os.getppid(), os.getsid(0) == os.getpgrp() == os.getpid()
 found["stdin"] = sys.stdin.read()
 found["threads"] = [len(os.listdir("/proc/self/task")), threading.active_count()]
 found["gc"] = gc.isenabled()

@@ -189,18 +189,24 @@ def main(ends: str, modules: str) -> None:
         if not forks:
             processes.append(_spawn(order["words"], given, [report], subprocess.DEVNULL))
             pid = processes[-1].pid
-        elif (pid := _fork(given, {news, *reports} - {report})) == 0:
+            _tell(news, "started", rank, pid)
+        elif (pid := _fork(given)) == 0:
+            _tell(news, "started", rank, os.getpid())
+            for end in {news, *reports} - {report}:
+                os.close(end)
             _run(order["words"])
         running[pid] = rank
-        os.write(news, b"started %d %d\n" % (rank, pid))
     for report in reports:
         os.close(report)
     while running:
         pid, status = os.waitpid(-1, 0)
         if pid in running:
-            code = os.waitstatus_to_exitcode(status)
-            os.write(news, b"ended %d %d\n" % (running.pop(pid), code))
+            _tell(news, "ended", running.pop(pid), os.waitstatus_to_exitcode(status))
     os._exit(0)
+
+
+def _tell(news: int, what: str, rank: int, value: int) -> None:
+    os.write(news, f"{what} {rank} {value}\n".encode())
 
 
 def _import(modules: Sequence[str]) -> None:
@@ -223,22 +229,19 @@ def _problem() -> str | None:
     return None
 
 
-def _fork(environment: dict[str, str], ends: set[int]) -> int:
-    """Like ``os.fork``; the child is a rank as one that was executed."""
+def _fork(environment: dict[str, str]) -> int:
+    """Like ``os.fork``; the child is a rank as one that was executed. Its session is its own: Linux
+    divides processors among sessions."""
     parent = os.getpid()
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     pid = os.fork()
     if pid:
-        with suppress(PermissionError, ProcessLookupError):  # it is faster
-            os.setpgid(pid, pid)
         return pid
     ctypes.CDLL(None).prctl(*_DIES_WITH_PARENT)
     if os.getppid() != parent:
         os._exit(1)
-    os.setpgid(0, 0)
-    for end in ends:
-        os.close(end)
+    os.setsid()
     os.environ.update({**environment, PARENT: str(parent)})
     gc.enable()
     if "numpy.random" in sys.modules:
