@@ -364,6 +364,15 @@ def test_told_before_a_rank_starts(
     assert re.search(told, " ".join(capsys.readouterr().err.split()))
 
 
+@pytest.mark.parametrize("name", ["gcn", "gat"])
+def test_what_computes_layers_is_shown_where_they_compute_again(
+    name: str, partitioned: Cutter, capsys: pytest.CaptureFixture
+) -> None:
+    path = partitioned(graph_of(name), 2, "random")
+    on_threads(2, "train", path, *words_of(name), *LOOP, "--activations", "recompute", "--explain")
+    assert "edge program" in capsys.readouterr().out
+
+
 def test_a_plan_tells_them_too(partitioned: Cutter, capsys: pytest.CaptureFixture) -> None:
     path = partitioned(graph_of("weights"), 2, "random")
     assert main(["plan", path, "--model", "mine.py:Weighted", "--edge-features", "wieght"]) == 2

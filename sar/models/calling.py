@@ -102,7 +102,8 @@ class Call:
 
     def __str__(self) -> str:
         words = [*self.places, *(f"{keyword}={column}" for keyword, column in self.named)]
-        return f"({', '.join(words)})"
+        read = f", which reads {', '.join(self.read)}" if self.read else ""
+        return f"({', '.join(words)}){read}"
 
 
 def read_call(

@@ -131,7 +131,9 @@ class SavedBytes:
 
     def see(self, tensor: Tensor) -> None:
         """Count a tensor for the layer at work, its memory once."""
-        if tensor.layout != torch.strided or storage_id(tensor) in self._known:
+        if hasattr(tensor, "is_structure") or tensor.layout != torch.strided:
+            return
+        if storage_id(tensor) in self._known:
             return
         self._known.add(storage_id(tensor))
         self._tensors.append(tensor.detach())
