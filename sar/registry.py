@@ -22,6 +22,12 @@ class FrontEnd(Protocol):
         LAYERS: what it says of its library's layers, a :class:`sar.models.known.Layers`.
         COLUMNS: names that its models have for columns of edges, and what partitions usually call
             these; it may be left out.
+
+    What :func:`sar.validate` asks for may be left out as well: ``is_graph(source)``, whether an
+    object is a graph of the library; ``whole_graph(arrays)``, the library's graph of
+    ``GraphArrays``, and ``rank_graph(partition_data)``, a rank's, collective; of both
+    ``node_columns(graph)``, columns by node type, and ``num_relations(graph)``; ``FEATURES`` and
+    ``LABELS``, usual names of columns; ``PLACES``, the usual arguments of a model.
     """
 
     BLOCKS: str | None

@@ -396,22 +396,3 @@ def test_a_piece_of_a_large_graph() -> None:
     found = sar.validate(OfPyg(pnn.GCNConv(W, 8), nn.Identity(), pnn.GATConv(8, 2)), data)
     assert found.ok and found.num_nodes <= 1_000 and found.num_edges > 200
     assert "50,000 nodes" in str(found)
-
-
-@pytest.mark.parametrize(
-    "change, error, text",
-    [
-        ({"model": 3}, TypeError, "model: got int"),
-        ({"graph": 3}, TypeError, "source is int"),
-        ({"call": "x"}, TypeError, "call: got str"),
-        ({"parts": 1}, ValueError, "parts: got 1"),
-        ({"parts": 1000}, ValueError, "parts: got 1000"),
-        ({"front_end": "pgy"}, ValueError, "did you mean 'pyg'"),
-        ({"features": "fate"}, ValueError, "fate"),
-        ({"call": lambda model, data: model(data.y)}, ValueError, "on the whole graph, too"),
-    ],
-)
-def test_wrong_arguments(change: dict, error: type, text: str) -> None:
-    given = {"model": sage(), "graph": of_pyg()} | change
-    with pytest.raises(error, match=text):
-        sar.validate(**given)

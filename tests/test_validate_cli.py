@@ -19,6 +19,9 @@ from sar.partition.sources.generate import bibliography_graph, community_graph
 pytest.importorskip("dgl")
 pytest.importorskip("torch_geometric")
 
+from torch_geometric.data import Data  # noqa: E402
+from torch_geometric.nn import SAGEConv  # noqa: E402
+
 MODELS = """
 import dgl.nn
 import torch
@@ -137,3 +140,23 @@ def test_large_partitions_are_read_in_part(
     monkeypatch.chdir(place)
     assert main(["validate", "types/types.json", "--model", "rgcn", "--hidden", "8"]) == 0
     assert "a piece of part 0" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "change, error, text",
+    [
+        ({"model": 3}, TypeError, "model: got int"),
+        ({"graph": 3}, TypeError, "source is int"),
+        ({"call": "x"}, TypeError, "call: got str"),
+        ({"parts": 1}, ValueError, "parts: got 1"),
+        ({"parts": 1000}, ValueError, "parts: got 1000"),
+        ({"front_end": "pgy"}, ValueError, "did you mean 'pyg'"),
+        ({"features": "fate"}, ValueError, "fate"),
+        ({"call": lambda model, data: model(data.y)}, ValueError, "on the whole graph, too"),
+    ],
+)
+def test_wrong_arguments(change: dict, error: type, text: str) -> None:
+    data = Data(torch.randn(50, 3), torch.randint(50, (2, 200)), y=torch.zeros(50))
+    given = {"model": SAGEConv(3, 2), "graph": data} | change
+    with pytest.raises(error, match=text):
+        sar.validate(**given)

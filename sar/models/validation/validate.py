@@ -91,16 +91,24 @@ def validate(
             got = f"{parts} for a graph of {arrays.total_nodes} nodes"
             raise ValueError(f"parts: got {got}, expected at most one for each node")
         name = _front_end(model, graph, front_end)
-        error: Exception | None = None
-        for dtype in (torch.float64, torch.float32):  # the model may say float() itself
-            try:
-                with _undisturbed(dtype) as told:
-                    given = arrays_in(arrays, dtype)
-                    subject = _subject(model, given, call, name, prepare, features)
-                    return _Validator(subject, given, parts, name != "sar", piece, told).report()
-            except _RaisesOnWholeError as raised:
-                error = error or raised
-        raise ValueError(str(error)) from (error and error.__cause__)
+        made = partial(_subject, model, call=call, name=name, prepare=prepare, features=features)
+        return _report(made, arrays, parts, name != "sar", piece)
+
+
+def _report(
+    make: Callable[[GraphArrays], Subject], arrays: GraphArrays, parts: int, has_library: bool,
+    piece: str | None,
+) -> Validation:  # fmt: skip
+    """The comparison in float64, or in float32 where the model casts to that itself."""
+    error: Exception | None = None
+    for dtype in (torch.float64, torch.float32):
+        try:
+            with _undisturbed(dtype) as told:
+                graph = arrays_in(arrays, dtype)
+                return _Validator(make(graph), graph, parts, has_library, piece, told).report()
+        except _RaisesOnWholeError as raised:
+            error = error or raised
+    raise ValueError(str(error)) from (error and error.__cause__)
 
 
 class _RaisesOnWholeError(Exception):
@@ -113,7 +121,10 @@ def _front_end(model: Any, graph: Any, said: str | None) -> str:
     kind = kind_of(graph)
     if said not in (None, kind) and kind is not None:
         raise ValueError(f"front_end: got {said!r} for a graph of {kind!r}, expected none")
-    return kind or said or front_end_of(model)
+    name = kind or said or front_end_of(model)
+    if name != "sar" and not hasattr(registry.front_end(name), "whole_graph"):
+        raise ValueError(f"front_end: got {name!r}, expected one with whole graphs: dgl, pyg, sar")
+    return name
 
 
 @contextmanager
