@@ -27,7 +27,7 @@ from sar.run_options import ModelOptions
 
 pytest.importorskip("dgl.nn")
 pytest.importorskip("torch_geometric")
-SOURCE = '''
+SOURCE = """
 import dgl.function as fn
 import dgl.nn
 import torch
@@ -40,7 +40,6 @@ def both(graph):
 
 
 class Weighted(nn.Module):
-    """Of DGL, with a parameter for the weights; a list of them with blocks."""
     num_blocks = 2
 
     def __init__(self, in_feats, out_feats):
@@ -55,7 +54,6 @@ class Weighted(nn.Module):
 
 
 class Reads(nn.Module):
-    """Of DGL, which reads the graph's own columns."""
     num_blocks = 1
 
     def __init__(self, in_feats, out_feats):
@@ -72,7 +70,6 @@ class Reads(nn.Module):
 
 
 class Gated(nn.Module):
-    """Of PyG, with two columns of edges."""
     def __init__(self, in_channels, out_channels):
         super().__init__()
         self.a = pyg.GATv2Conv(in_channels, 8, edge_dim=3, add_self_loops=False)
@@ -83,7 +80,6 @@ class Gated(nn.Module):
 
 
 class Whole(nn.Module):
-    """Of PyG, which takes its data whole."""
     def __init__(self, in_channels, out_channels):
         super().__init__()
         self.a = pyg.GATv2Conv(in_channels, 8, edge_dim=3, add_self_loops=False)
@@ -110,7 +106,6 @@ OTHERS = {"bought_by": ("item", "user"), "carries": ("item", "tag"), "follows": 
 
 
 class Shop(nn.Module):
-    """Several types, of DGL: weights by relation."""
     def __init__(self, in_feats, out_feats):
         super().__init__()
         convs = {e: dgl.nn.SAGEConv((in_feats[s], in_feats[d]), out_feats, "mean")
@@ -124,7 +119,6 @@ class Shop(nn.Module):
 
 
 class Blocks(Shop):
-    """With one block in place of the graph, in mini-batches."""
     num_blocks = 1
 
     def forward(self, graph, x, edge_weight_dict):
@@ -139,7 +133,6 @@ class OneWeight(Shop):
 
 
 class ShopPyg(nn.Module):
-    """The same of PyG."""
     def __init__(self, in_channels, out_channels):
         super().__init__()
         self.conv = pyg.HeteroConv({
@@ -148,11 +141,10 @@ class ShopPyg(nn.Module):
 
     def forward(self, x_dict, edge_index_dict, edge_weight_dict):
         return self.conv(x_dict, edge_index_dict, edge_weight_dict)["item"]
-'''
+"""
 PYG_GCN = ["torch_geometric.nn:GCN", "--model-args", "hidden_channels=8"]
 PYG_GCN += ["--model-args", "num_layers=2"]
 PYG_GAT = ["torch_geometric.nn:GAT", *PYG_GCN[1:], "--model-args", "edge_dim=3"]
-# name: words of the model, words of its columns, what one process is called with
 CASES: dict[str, tuple[list[str], list[str]]] = {
     "weights": (["mine.py:Weighted"], ["weight"]),
     "other name": (["mine.py:Weighted"], ["edge_weight=price"]),
@@ -290,13 +282,9 @@ def test_losses_and_predictions_of_one_process(name: str, partitioned: Cutter, p
 
 
 SAMPLED = {
+    "weights": "-1,-1", "read": "-1", "said": "-1,-1", "shop whole": "-1", "shop of pyg": "-1",
     "shop of blocks": "-1",
-    "weights": "-1,-1",
-    "shop whole": "-1",
-    "read": "-1",
-    "said": "-1,-1",
-    "shop of pyg": "-1",
-}
+}  # fmt: skip
 
 
 @pytest.mark.filterwarnings("ignore:scatter by a plain index")  # a batch of as many edges
