@@ -312,7 +312,9 @@ class Spill:
 
 
 def _drop(coming: Future[Staged | None]) -> None:
-    if not coming.cancel() and (staged := coming.result()) is not None:
+    if coming.cancel() or coming.exception() is not None:
+        return
+    if (staged := coming.result()) is not None:
         staged.drop()
 
 
