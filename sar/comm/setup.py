@@ -73,7 +73,8 @@ def initialize_comms(
         rank, world_size: this process' index and the number of ranks (``RANK``, ``WORLD_SIZE``).
         master_ip_address, master_port_number: where rank 0 listens (``MASTER_ADDR``,
             ``MASTER_PORT``, else port 12345; a rank alone may give 0 for any that is free).
-        backend: ``gloo`` (default on CPU), ``nccl`` (default with CUDA), ``ccl`` or ``mpi``.
+        backend: ``gloo`` (default on CPU), ``nccl`` (default with CUDA), ``ccl`` or ``mpi``; that
+            of torch's default process group where there is one.
         comm_device: where tensors must lie to be sent; CUDA for nccl, else the CPU. Tensors that
             lie elsewhere are staged.
         timeout: seconds that all ranks have to meet, and that a collective waits for each of them.
@@ -84,8 +85,9 @@ def initialize_comms(
         The group, also what :func:`sar.comm.current_group` returns from now on.
 
     Raises:
-        ValueError: an argument is out of range or unknown, or missing in the environment as well.
-        MissingDependencyError: the backend's package is not installed.
+        ValueError: an argument is out of range or unknown, missing in the environment as well, or
+            not what torch's default process group says.
+        MissingDependencyError: the backend's package is not installed, or does not load.
         CommError: the port is taken, the ranks did not meet within ``timeout`` (all phases of
             meeting together), or this process has joined already and not called :func:`shutdown`.
             A process whose network went away meanwhile may keep a thread that waits in torch; it
@@ -185,6 +187,7 @@ def shutdown() -> None:
     is_stuck = isinstance(group, ProcessGroup) and group.is_stuck
     if is_stuck:
         _made["stuck"] = group
+        _ending.setdefault("status", 1)
     _forget_joining(is_stuck or default is None or default is not dist.group.WORLD)
     if problem is not None:
         warnings.warn(problem, MistakeWarning, stacklevel=2)
