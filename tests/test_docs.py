@@ -192,7 +192,7 @@ def test_messages_that_are_explained_are_the_librarys() -> None:
 
 
 def test_performance_is_tables_not_a_diary() -> None:
-    assert len((ROOT / "docs/performance.md").read_text().splitlines()) <= 250
+    assert len((ROOT / "docs/performance.md").read_text().splitlines()) <= 300
 
 
 def lines_kept(found: re.Match[str]) -> str:

@@ -26,6 +26,7 @@ from sar.comm.environment import memory_left
 from sar.comm.meter import Meter
 from sar.errors import SarError
 from sar.files import locked_folder, naming
+from sar.kernels.device import is_host
 from sar.kernels.jit import reading
 from sar.memory.blocks import PAGE, Block, SpillFile, Staged, is_mapped, map_buffers_from
 
@@ -320,7 +321,7 @@ def _drop(coming: Future[Staged | None]) -> None:
 
 def _is_plain(tensor: Tensor) -> bool:
     """Whether a tensor has memory of the CPU's."""
-    if tensor.layout != torch.strided or tensor.device.type != "cpu":
+    if tensor.layout != torch.strided or not is_host(tensor.device):
         return False
     return type(tensor).__torch_dispatch__ is Tensor.__torch_dispatch__
 
