@@ -59,7 +59,7 @@ def run_parts(
         SarError: this process is a rank already, another run has the ``directory``, its disk is
             full, or ``memory`` is too little, with the least that would have done so far.
         NotSupportedError: another system than Linux, another allocator than glibc's.
-        Otherwise the error of the part that failed first.
+        Exception: otherwise, that of the part that failed first.
     """
     _check(function, args, directory, memory)
     size = read_book(path).num_parts

@@ -117,7 +117,7 @@ def sum_rounds(
     Raises, on every rank:
         TypeError, ValueError: as :func:`halo`; ``part`` is no function, gives another shape or
             type, is no sum over edges, or wrote into its arguments; something else is no tensor.
-        Anything that ``part`` raises on any rank; of a class of its own, as ``SarError``.
+        Exception: what ``part`` raises on any rank; of a class of its own, as ``SarError``.
     """
     with _agreed("sum_rounds", graph, _by_name(etype), {"etype": etype}) as call:
         view, relation = _relation_of(call.said, etype)
