@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +93,7 @@ def test_messages_of_stored_columns(partitioned: Cutter, change: str) -> None:
 
 
 def test_assigning_works_as_in_dgl(partitioned: Cutter) -> None:
-    graph = sample("mixed").with_orig_ids()
+    graph = deepcopy(sample("mixed").with_orig_ids())  # columns are written in place below
     data = sar.load_partition_data(partitioned(graph, 1))
     for given in (sar.construct_full_graph(data), to_dgl(graph)):
         feat, other = given.ndata["feat"].clone(), given.local_var()

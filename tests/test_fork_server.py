@@ -66,7 +66,8 @@ def test_the_state_of_a_rank(run: Any) -> None:
         assert one["parent"] == first["parent"] != os.getpid() and one["group"]
         assert one["first"] == one["parent"], "imported once, by the parent"
         assert one["stdin"] == "" and one["threads"] == [1, 1] and one["gc"] and one["signals"]
-        assert one["files"] == ["pipe"], "its report's alone"
+        files = [name for name in one["files"] if "libxsmm" not in name]  # a library of DGL's
+        assert files == ["pipe"], "its report's alone"
         assert (one["given"], one["world"], one["blas"]) == ("1", "3", "1")
     drawn = [number for one in ranks for number in one["random"]]
     assert len(set(drawn)) == len(drawn)

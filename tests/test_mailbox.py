@@ -443,7 +443,7 @@ WRONG: dict[str, tuple[Callable[[Any], Any], type, str]] = {
         "row for each",
     ),
     "no such message": (lambda nodes: {"o": nodes.mailbox["x"]}, KeyError, "there are: m"),
-    "no such column": (lambda nodes: {"o": nodes.data["x"]}, KeyError, "there are: h"),
+    "no such column": (lambda nodes: {"o": nodes.data["x"]}, KeyError, "there are: .*h, label"),
     "width of the in-degree": (
         lambda nodes: {"o": nodes.mailbox["m"].flatten(1)},
         ValueError,

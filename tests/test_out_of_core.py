@@ -20,7 +20,7 @@ from sar.comm import TurnGroup
 from sar.errors import SarError
 from sar.memory.spill import Spill
 
-JOB = Path(__file__).parent / "jobs" / "out_of_core.py"
+JOB = Path(__file__).parent / "harness" / "out_of_core.py"
 NODES, PARTS = 14_400, 6
 
 

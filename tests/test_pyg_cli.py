@@ -197,7 +197,7 @@ def test_planned() -> None:
     built = build_model(model, 6, 4)
     assert costs.parameters == sum(p.numel() for p in built.parameters())
     assert costs.node_bytes > 0 and costs.pulled_bytes
-    with pytest.raises(ValueError, match="expected a column of the edges: none"):
+    with pytest.raises(KeyError, match="no column of edges 'edge_attr'"):
         probe_bytes(Work(model, 6, 4), 1, nodes=64)
 
 

@@ -14,6 +14,8 @@ import os
 import re
 import runpy
 import shlex
+import sys
+from collections.abc import Iterator
 from contextlib import redirect_stdout
 from difflib import SequenceMatcher
 from pathlib import Path
@@ -75,7 +77,17 @@ def assert_same_text(printed: str, shown: str) -> None:
         assert float(one) == pytest.approx(float(other), abs=2.5 * last_digit), printed
 
 
+@pytest.fixture
+def no_modules_left(tmp_path: Path) -> Iterator[None]:
+    """What was imported from the folder of a test is not there for others."""
+    yield
+    for name, module in [*sys.modules.items()]:
+        if str(getattr(module, "__file__", "")).startswith(str(tmp_path)):
+            del sys.modules[name]
+
+
 @pytest.mark.timeout(300)
+@pytest.mark.usefixtures("no_modules_left")
 @pytest.mark.parametrize(
     "page", ["docs/tutorial_dgl.md", "docs/tutorial_pyg.md", "docs/tutorial_sampled.md"]
 )

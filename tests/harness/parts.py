@@ -53,10 +53,12 @@ class Cutter:
 
 
 def _content(graph: GraphArrays) -> Any:
-    """Digest of what decides a cut."""
+    """Digest of what decides a cut, and of which columns there are."""
     digest = hashlib.sha256(repr(graph.num_nodes).encode())
     for src, dst in graph.edges.values():
         digest.update(src.numpy().tobytes() + dst.numpy().tobytes())
+    tables = [*graph.node_data.items(), *graph.edge_data.items()]
+    digest.update(repr([(kind, sorted(data)) for kind, data in tables]).encode())
     for data in graph.node_data.values():
         if "train_mask" in data:
             digest.update(data["train_mask"].numpy().tobytes())

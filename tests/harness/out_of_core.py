@@ -1,7 +1,7 @@
 """Train models on parts in memory and out of core, in a process of its own, and print JSON: for
 each model whether all bits are equal, and what it took.
 
-    python tests/jobs/out_of_core.py PARTS.json FOLDER MODEL..
+    python tests/harness/out_of_core.py PARTS.json FOLDER MODEL..
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ def main(path: str, folder: str, names: list[str]) -> None:
         watch = Watch()
         want = TurnGroup.run(size, case(name), between=[watch])
         in_memory, watch = watch.above, Watch()
-        most = int((watch.before + in_memory * 0.5) * 2**20)
+        most = int((watch.before + in_memory * 0.6) * 2**20)
         with Spill(folder, most) as spill:
             got = TurnGroup.run(size, case(name, spill), between=[spill, watch])
         print(
