@@ -419,7 +419,7 @@ def test_names_that_do_not_exist_and_shapes_that_do_not_fit(partitioned: Cutter)
         graph.edata["weight"] = torch.ones(graph.num_edges())
         with pytest.raises(KeyError, match="no column 'w' .* there are: .*weight"):
             graph.edata["w"]
-        with pytest.raises(KeyError, match="no column 'h' .* there are: none"):
+        with pytest.raises(KeyError, match="no column 'h' .* there are: feat"):
             graph.update_all(fn.copy_u("h", "m"), fn.sum("m", "x"))
         with pytest.raises(KeyError, match="'w'"):
             graph.update_all(fn.copy_e("w", "m"), fn.sum("m", "x"))

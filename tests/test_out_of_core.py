@@ -21,7 +21,8 @@ from sar.errors import SarError
 from sar.memory.spill import Spill
 
 JOB = Path(__file__).parent / "harness" / "out_of_core.py"
-NODES, PARTS = 14_400, 6
+NODES, PARTS = 24_000, 6
+ROWS, ROOM = 1 << 23, 64 << 20  # float32 that a rank keeps; bytes of all, above what there is
 
 
 @pytest.fixture(scope="module")
@@ -53,14 +54,14 @@ def in_memory() -> int:
 
 
 def grow(group: Any, keep: list[torch.Tensor]) -> float:
-    """Keep 8 MiB, let the others have their turns, and read them."""
-    keep.append(torch.full((1 << 21,), float(group.rank)))
+    """Keep 32 MiB, let the others have their turns, and read them."""
+    keep.append(torch.full((ROWS,), float(group.rank)))
     group.turn()
     return float(keep[group.rank].sum())
 
 
-def run_grow(folder: Path, more: int = 16 << 20) -> tuple[list[float], Spill]:
-    """Six ranks that keep 48 MiB, with room for 16."""
+def run_grow(folder: Path, more: int = ROOM) -> tuple[list[float], Spill]:
+    """Six ranks that keep 192 MiB, with room for 64."""
     keep: list[torch.Tensor] = []
     gc.collect()
     spill = Spill(folder, in_memory() + more)
@@ -79,7 +80,7 @@ def test_what_asks_nobody_reads_and_writes_the_right_numbers(tmp_path: Path):
 
     def body(group: Any) -> bool:
         with spill.following(group):
-            rows = torch.full((1 << 21,), float(group.rank))
+            rows = torch.full((ROWS,), float(group.rank))
             keep.append(array := rows.numpy())
             for step in range(3):
                 group.turn()
@@ -88,12 +89,12 @@ def test_what_asks_nobody_reads_and_writes_the_right_numbers(tmp_path: Path):
                     return False
                 array[3] = 7.0  # while it is in the file
                 group.turn()
-                if rows[3] != 7.0 or rows.sum() != 7.0 + group.rank * ((1 << 21) - 1):
+                if rows[3] != 7.0 or rows.sum() != 7.0 + group.rank * (ROWS - 1):
                     return False
                 rows[3] = float(group.rank)
         return True
 
-    with Spill(tmp_path, in_memory() + (16 << 20)) as spill:
+    with Spill(tmp_path, in_memory() + ROOM) as spill:
         assert all(TurnGroup.run(PARTS, body, between=[spill]))
         assert spill.written_bytes > 0
     for rank, array in enumerate(keep):
@@ -102,8 +103,8 @@ def test_what_asks_nobody_reads_and_writes_the_right_numbers(tmp_path: Path):
 
 def test_results_are_in_memory_again_and_nothing_is_left(tmp_path: Path):
     found, spill = run_grow(tmp_path / "made")
-    assert found == [rank * float(1 << 21) for rank in range(PARTS)]
-    assert spill.written_bytes >= 32 << 20
+    assert found == [rank * float(ROWS) for rank in range(PARTS)]
+    assert spill.written_bytes >= 32 << 22
     assert list((tmp_path / "made").iterdir()) == []
 
 
@@ -112,14 +113,14 @@ def test_rows_that_are_not_written_again_are_written_once(tmp_path: Path):
 
     def body(group: Any) -> None:
         with spill.following(group):
-            kept[group.rank] = torch.ones(1 << 21)
+            kept[group.rank] = torch.ones(ROWS)
             for _ in range(4):
                 group.turn()
                 kept[group.rank].sum()
 
-    with Spill(tmp_path, in_memory() + (16 << 20)) as spill:
+    with Spill(tmp_path, in_memory() + ROOM) as spill:
         TurnGroup.run(PARTS, body, between=[spill])
-        assert spill.written_bytes <= PARTS * (8 << 20) < 2 * spill.read_bytes
+        assert spill.written_bytes <= PARTS * 4 * ROWS < 2 * spill.read_bytes
 
 
 @pytest.mark.parametrize("more", [-1 << 20, 4 << 20])

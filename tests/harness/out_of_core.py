@@ -169,7 +169,7 @@ def main(path: str, folder: str, names: list[str]) -> None:
         watch = Watch()
         want = TurnGroup.run(size, case(name), between=[watch])
         in_memory, watch = watch.above, Watch()
-        most = int((watch.before + in_memory * 0.6) * 2**20)
+        most = int((watch.before + in_memory * 0.55) * 2**20)
         with Spill(folder, most) as spill:
             got = TurnGroup.run(size, case(name, spill), between=[spill, watch])
         print(
