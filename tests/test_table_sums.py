@@ -11,7 +11,7 @@ from harness.graphs import NUM_FEATURES
 from harness.threads import run_threads
 
 from sar.comm import TurnGroup
-from sar.errors import SarError
+from sar.errors import CommError, SarError
 
 MODELS = ("SAGEConv-mean", "SAGEConv-gcn", "GraphConv-both", "GraphConv-right", "GINConv-sum")
 
@@ -59,3 +59,13 @@ def test_a_table_without_room_for_a_column_is_refused(partitioned: Any):
     path = partitioned(setting.sample, 3, "random")
     with pytest.raises(SarError, match="table of rows .* expected at least"):
         with_table(3, 100, training.case_train, path, setting, training.start_state(setting))
+
+
+def test_ranks_that_sum_other_rows_are_told():
+    def publish(group: Any) -> None:
+        group.table.publish([torch.zeros(3, 2)], "mean" if group.rank else "sum", 3 * group.rank, 6)
+
+    with pytest.raises(
+        CommError, match="ranks sum different rows .*rank 0: .'sum'.*rank 1: .'mean'"
+    ):
+        with_table(2, 1 << 20, publish)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple, Protocol
@@ -41,7 +41,9 @@ class Table(Protocol):
 
     def columns(self, num_rows: int, width: int, dtype: torch.dtype) -> int: ...
 
-    def publish(self, rows: Tensor, first: int, num_rows: int) -> Tensor: ...
+    def wait(self) -> None: ...
+
+    def publish(self, rows: list[Tensor], what: Hashable, first: int, num_rows: int) -> Tensor: ...
 
 
 class Done:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from sar.comm.group import Group
 from sar.comm.local import Room, Run, ThreadGroup
-from sar.errors import SarError
+from sar.errors import CommError, SarError
 
 _HELD = 6  # tensors of its rows that a rank has in a turn
 
@@ -107,19 +107,34 @@ class Table:
             )
         return math.ceil(width / math.ceil(width / fit)) if width else 1
 
-    def publish(self, rows: Tensor, first: int, num_rows: int) -> Tensor:
-        """Write ``rows`` [*, width] at row ``first``; returns the rows of all ranks, [num_rows,
-        width], until the next call. Collective; they are on one device, in one dtype."""
+    def wait(self) -> None:
+        """Return when all have read what was published last; collective if anything was."""
         if self._is_read:
             self._group.turn()
-        self._is_read = True
-        shared = self._group.shared
+        self._is_read = False
+
+    def publish(self, rows: list[Tensor], what: Hashable, first: int, num_rows: int) -> Tensor:
+        """Write rows [*, width] at row ``first``; returns the rows of all ranks, [num_rows, width],
+        until the next call. Collective.
+
+        ``rows`` is the only one of a list, which is emptied: it need not survive the turn.
+        ``CommError`` on all ranks where they differ in ``what`` the rows are, or in their kind.
+        """
+        self.wait()
+        mine, shared = rows.pop(), self._group.shared
         if "table" not in shared:  # numpy's memory, which is no rank's own to be moved
             shared["table"] = torch.from_numpy(np.empty(self._num_bytes, np.uint8))
-        size = num_rows * rows.shape[1] * rows.element_size()
-        table = shared["table"][:size].view(rows.dtype).view(num_rows, rows.shape[1])
-        table[first : first + len(rows)] = rows
+        said = shared.setdefault("rows of the table", {})
+        said[self._group.rank] = what, num_rows, mine.shape[1], mine.dtype
+        size = num_rows * mine.shape[1] * mine.element_size()
+        table = shared["table"][:size].view(mine.dtype).view(num_rows, mine.shape[1])
+        table[first : first + len(mine)] = mine
+        del mine
         self._group.turn()
+        self._is_read = True
+        if len(set(said.values())) > 1:
+            each = ", ".join(f"rank {rank}: {one}" for rank, one in sorted(said.items()))
+            raise CommError(f"ranks sum different rows ({each}); do they run the same layers?")
         return table
 
 

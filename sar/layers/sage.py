@@ -43,6 +43,8 @@ def sage_mean(
     if relation.group.meter.notes is not None:
         relation.group.meter.tell("fused")
     is_narrow = weight.shape[1] > weight.shape[0] if sum_first is None else not sum_first
+    if sum_first is None and relation.group.table is not None and x.requires_grad:
+        is_narrow = weight.shape[1] >= weight.shape[0]  # the sums need not be saved
     function: type[Function] = ProductFirst if is_narrow else SumFirst
     width = len(weight) if is_narrow else None
     asks = x.requires_grad or (is_narrow and weight.requires_grad)
@@ -169,10 +171,10 @@ class ProductFirst(Function):
         ctx: Any, x: Tensor, own: Tensor | None, weight: Tensor, bias: Tensor | None,
         factor: Tensor | None, sums: Sums, donate: bool,
     ) -> Tensor:  # fmt: skip
-        y = x @ weight.t()
+        y = [x @ weight.t()]
         if factor is not None:
-            y.mul_(factor.unsqueeze(1))
-        s, finish = sums.begin(y)
+            y[0].mul_(factor.unsqueeze(1))
+        s, finish = sums.begin(y.pop())  # which may let go of them
         z = None if own is None else F.linear(x[: len(s)], own, bias)
         finish()
         ctx.save_for_backward(x, own, weight)

@@ -30,7 +30,7 @@ from sar.kernels.device import is_host
 from sar.kernels.jit import reading
 from sar.memory.blocks import PAGE, Block, SpillFile, Staged, is_mapped, map_buffers_from
 
-LEAST_BYTES = 1 << 20  # smaller tensors stay
+LEAST_BYTES = 1 << 18  # smaller tensors stay
 _MOST_AHEAD = 4  # a part of what there is, for what the next rank will need
 _NO_LIMIT = 1 << 50
 _FOLDER = "sar-out-of-core"

@@ -201,45 +201,53 @@ class TableSums(Sums):
     """
 
     def __init__(
-        self, relation: Relation, table: Table, policy: Policy, scale: Tensor | None
+        self, relation: Relation, table: Table, policy: Policy, scale: Tensor | None, what: str
     ) -> None:
-        self.plan, self.policy, self.scale, self._table = relation.plan, policy, scale, table
+        self.plan, self.policy, self.scale = relation.plan, policy, scale
+        self._table, self._what = table, what
         self._into, self._out_of = relation.derived(
             "edges of a table", lambda: table_edges(relation)
         )
+
+    def of(self, rows: Tensor | None) -> Sums:
+        self._table.wait()  # before rows are made that would have to survive the turn
+        return self
 
     def begin(
         self, x: Tensor, weight: Tensor | None = None, keep: list[Tensor] | None = None
     ) -> tuple[Tensor, Callable[[], None]]:
         if self.plan.group.meter.notes is not None:
             self.plan.group.meter.tell("table")
-        return self._summed(self._into, x, Factors(row=self.scale), None), lambda: None
+        rows = [x]
+        del x
+        return self._summed(self._into, rows, Factors(row=self.scale), None), lambda: None
 
     def home(
         self, dout: Tensor, place: Place | None = None, *, weight: Tensor | None = None,
         settled: bool = False,
     ) -> Whole:  # fmt: skip
+        self._table.wait()
+        out = None if place is None else place()
         if self.scale is not None:
             dout = (dout * self.scale.unsqueeze(1)).to(dout.dtype)
-        out = None if place is None else place()
-        return Whole(self._summed(self._out_of, dout, Factors(), out))
+        rows = [dout]
+        del dout
+        return Whole(self._summed(self._out_of, rows, Factors(), out))
 
     def _summed(
-        self, ends: TableEdges, rows: Tensor, factors: Factors, out: Tensor | None
+        self, ends: TableEdges, rows: list[Tensor], factors: Factors, out: Tensor | None
     ) -> Tensor:
-        width = rows.shape[1]
-        if out is None:
-            shape = ends.edges.num_rows, width
-            out = rows.new_empty(shape, dtype=wide_dtype(rows.dtype))
-        at_once = self._table.columns(ends.num_rows, width, rows.dtype)
+        """Sums of ``rows``, the only ones of a list, which is emptied when they are published."""
+        width, dtype = rows[0].shape[1], rows[0].dtype
+        if not width:
+            return rows[0].new_empty((ends.edges.num_rows, 0), dtype=wide_dtype(dtype))
+        at_once = self._table.columns(ends.num_rows, width, dtype)
+        sums = list[Tensor]()
         for low in range(0, width, at_once):
-            some = slice(low, low + at_once)
-            table = self._table.publish(rows[:, some], ends.first, ends.num_rows)
-            if at_once == width:
-                spmm(ends.edges, table, factors, out)
-            else:
-                out[:, some] = spmm(ends.edges, table, factors)
-        return out
+            some = [(rows[0] if low + at_once < width else rows.pop())[:, low : low + at_once]]
+            table = self._table.publish(some, self._what, ends.first, ends.num_rows)
+            sums.append(spmm(ends.edges, table, factors, out if at_once == width else None))
+        return sums[0] if len(sums) == 1 else torch.cat(sums, 1, out=out)
 
 
 class KeptSums(Sums):
@@ -329,7 +337,8 @@ def sums_over(
         like = rows.new_empty((0, width)).requires_grad_(trained)
         if not agreed:
             agree_on_gradients(relation.plan, [("rows of a sum", like)], 1)
-        sums = _chosen(relation, like, policy, scale(), weight)
+        made = f"{what} of {'rows' if given is not None else 'what is made of rows'}"
+        sums = _chosen(relation, like, policy, scale(), weight, made)
         if not trained and policy.constant_inputs != "off":
             sums = KeptSums(sums, constants_of(relation), what, learns)
         relation.known[key] = sums
@@ -337,13 +346,14 @@ def sums_over(
 
 
 def _chosen(
-    relation: Relation, like: Tensor, policy: Policy, scale: Tensor | None, weight: Tensor | None
-) -> Sums:
+    relation: Relation, like: Tensor, policy: Policy, scale: Tensor | None, weight: Tensor | None,
+    what: str,
+) -> Sums:  # fmt: skip
     """Choose how rows like these are summed, alike on all ranks; collective."""
     without_zeros = _agree_way(relation, like.dtype, policy)
     table = relation.group.table
     if table is not None and weight is None:
-        return TableSums(relation, table, policy, scale)
+        return TableSums(relation, table, policy, scale, what)
     edges = linear_relation(relation, like, weight, policy)
     kind = SumsWithoutZeros if without_zeros else Sums
     row_bytes = like.shape[1] * like.element_size()
