@@ -40,7 +40,7 @@ def run_parts(
     begin for each part where the caller's are.
 
     Tensors that live from one turn to the next stay in memory while there is room, else they lie in
-    a file. Those of 256 KiB and more do so, whatever holds them: autograd, an optimizer, a variable.
+    a file. Those from 256 KiB on do so, whatever holds them: autograd, an optimizer, a variable.
     They are the same tensors with the same addresses all the time.
 
     Args:
