@@ -200,7 +200,7 @@ def test_search_finds(site: Path, browser: Any) -> None:
     field = browser.find_element(By.CSS_SELECTOR, "[data-md-component=search-query]")
     browser.execute_script("document.querySelector('#__search').click()")
     WebDriverWait(browser, 30).until(lambda _: field.is_displayed() and field.is_enabled())
-    for typed, page in [("GATConv", "wrapping"), ("explain", "api"), ("AMP", "precision")]:
+    for typed, page in [("GATConv", "pyg"), ("explain", "api"), ("AMP", "precision")]:
         field.clear()
         field.send_keys(typed)
         link = (By.CSS_SELECTOR, f"a.md-search-result__link[href*='{page}.html']")
