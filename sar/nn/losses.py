@@ -31,7 +31,9 @@ def global_mean(
     """Mean of ``values`` over the rows of all ranks; collective.
 
     The gradient that flows back is this rank's share (1 / the number of values of all ranks), so
-    parameter gradients are *summed* over ranks afterwards, by :func:`sar.nn.gather_grads`.
+    parameter gradients are *summed* over ranks afterwards, by :func:`sar.nn.gather_grads`. That is
+    right for a loss. Inside of a model, as in ``x - global_mean(x)``, the numbers are right and the
+    gradients are not: what other ranks make of the mean does not flow back.
 
     Args:
         values: [N] or [N, C], float; N may differ between ranks and be 0. Of an edge tensor the
