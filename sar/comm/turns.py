@@ -87,7 +87,7 @@ class Table:
 
     Args:
         num_bytes: of all rows, and of what a rank holds while it reads them, at most. Memory is
-            taken as far as it is written.
+            taken when rows need it.
     """
 
     def __init__(self, group: TurnGroup, num_bytes: int) -> None:
@@ -122,11 +122,11 @@ class Table:
         """
         self.wait()
         mine, shared = rows.pop(), self._group.shared
-        if "table" not in shared:  # numpy's memory, which is no rank's own to be moved
-            shared["table"] = torch.from_numpy(np.empty(self._num_bytes, np.uint8))
         said = shared.setdefault("rows of the table", {})
         said[self._group.rank] = what, num_rows, mine.shape[1], mine.dtype
         size = num_rows * mine.shape[1] * mine.element_size()
+        if len(shared.get("table", ())) < size:  # numpy's memory: no rank's own to be moved
+            shared["table"] = torch.from_numpy(np.empty(size, np.uint8))
         table = shared["table"][:size].view(mine.dtype).view(num_rows, mine.shape[1])
         table[first : first + len(mine)] = mine
         del mine

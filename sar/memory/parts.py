@@ -35,9 +35,9 @@ def run_parts(
     ranks are threads of which one computes at a time; it hands over where it meets a collective.
     Losses, gradients and results are those of ranks that compute side by side, bit for bit, but for
     sums over edges: they are read from one table of all rows in memory, in one pass over a row's
-    edges, and are those of other runs to rounding. Random
-    numbers of torch, numpy and Python that ``function`` draws are as in a process of its own, and
-    begin for each part where the caller's are.
+    edges, and are those of other runs to rounding. Random numbers of torch, numpy and Python that
+    ``function`` draws are as in a process of its own, and begin for each part where the caller's
+    are.
 
     Tensors that live from one turn to the next stay in memory while there is room, else they lie in
     a file. Those from 256 KiB on do so, whatever holds them: autograd, an optimizer, a variable.
@@ -48,8 +48,8 @@ def run_parts(
         function: of the part, a ``PartitionData``, and ``args``.
         directory: where that file goes, on a disk; made if need be. It has no name, so nothing is
             left of a run that was killed. By default there is none, and all stays in memory.
-        memory: bytes, or text like "20GiB", that the process may take beside what files back, half
-            of it for that table; by default half of what is free, and what it takes already.
+        memory: bytes, or text like "20GiB", that the process may take beside what files back, that
+            table too; by default half of what is free, and what it takes already.
 
     Returns what ``function`` returned, by part, in memory.
 
