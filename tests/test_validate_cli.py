@@ -62,7 +62,7 @@ class Weighted(torch.nn.Module):
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with models, and partitions of one type and of several."""
     folder = tmp_path_factory.mktemp("validate")
-    (folder / "mynet.py").write_text(MODELS)
+    (folder / "checked_net.py").write_text(MODELS)
     graph = community_graph(120, 700, features=6)
     (ends,) = graph.edges.values()
     graph.edge_data[("_N", "_E", "_N")] = {"weight": torch.rand(len(ends[0]))}
@@ -76,9 +76,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         ("small --model sage --layers 2 --hidden 8 --batch-norm", 0, "same on ranks"),
         ("small --model gat --layers 2 --hidden 8 --heads 2 --parts 3", 0, "3 ranks against"),
-        ("small --model mynet.py:Right --model-args width=5", 0, "against dgl"),
-        ("small --model mynet.py:Wrong", 1, "Wrong (Wrong), between first and second"),
-        ("small --model mynet.py:Weighted", 0, "against pyg"),
+        ("small --model checked_net.py:Right --model-args width=5", 0, "against dgl"),
+        ("small --model checked_net.py:Wrong", 1, "Wrong (Wrong), between first and second"),
+        ("small --model checked_net.py:Weighted", 0, "against pyg"),
         ("types --model rgcn --layers 2 --hidden 8", 0, "RelationalStack"),
         ("small --model torch_geometric.nn:GCN --model-args hidden_channels=8 "
          "--model-args num_layers=2 --call x,edge_index,edge_weight=weight", 0, "GCNConv"),
@@ -97,7 +97,7 @@ def test_models_of_partitions(
 
 def test_json(place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
     monkeypatch.chdir(place)
-    words = ["validate", "parts/small.json", "--model", "mynet.py:Wrong", "--json"]
+    words = ["validate", "parts/small.json", "--model", "checked_net.py:Wrong", "--json"]
     assert main(words) == 1
     found = json.loads(capsys.readouterr().out)
     assert not found["ok"] and found["first"]["class_name"] == "Wrong"
@@ -107,11 +107,11 @@ def test_json(place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
 @pytest.mark.parametrize(
     "words, text",
     [
-        ("--model mynet.py:Rigth", "did you mean Right?"),
+        ("--model checked_net.py:Rigth", "did you mean Right?"),
         ("--parts 1", "--parts: got '1'"),
         ("--labels lable", "labels: got 'lable'"),
         ("--features fate", "features: got 'fate'"),
-        ("--model mynet.py:Right --front-end dlg", "did you mean 'dgl'"),
+        ("--model checked_net.py:Right --front-end dlg", "did you mean 'dgl'"),
     ],
 )
 def test_mistakes(

@@ -30,6 +30,7 @@ class PageFile:
     def __init__(self, directory: str | None) -> None:
         self.directory = directory or tempfile.gettempdir()
         self._file = tempfile.TemporaryFile(dir=directory, buffering=0)
+        weakref.finalize(self, self._file.close).atexit = False
         self._end = 0
         self._free: list[tuple[int, int]] = []  # (offset, size), ascending, never adjacent
         self._given: list[tuple[int, int]] = []  # since the last take
