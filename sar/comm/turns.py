@@ -93,17 +93,17 @@ class Table:
     def __init__(self, group: TurnGroup, num_bytes: int) -> None:
         self._group, self._num_bytes, self._is_read = group, num_bytes, False
 
-    def columns(self, num_rows: int, width: int, dtype: torch.dtype) -> int:
-        """How many of ``width`` columns to publish at a time: equal blocks, as few as may be.
-        ``SarError`` where not even one fits."""
-        column = max(1, num_rows * dtype.itemsize)
+    def columns(self, num_rows: int, width: int, dtype: torch.dtype, together: int = 1) -> int:
+        """How many of ``width`` columns to publish at a time: equal blocks, as few as may be. Each
+        is of ``together`` numbers a row. ``SarError`` where not even one fits."""
+        column = max(1, num_rows * together * dtype.itemsize)
         held = _HELD * width * column // self._group.size
         fit = (self._num_bytes - held) // column
         if fit < 1:
             raise SarError(
                 f"memory: got {self._num_bytes:,} bytes for a table of rows and a part's own, "
-                f"expected at least {held + column:,}, for a column of {num_rows:,} rows, or a "
-                "graph of more parts"
+                f"expected at least {held + column:,}, for {together} columns of {num_rows:,} "
+                "rows, or a graph of more parts"
             )
         return math.ceil(width / math.ceil(width / fit)) if width else 1
 
@@ -113,29 +113,35 @@ class Table:
             self._group.turn()
         self._is_read = False
 
-    def publish(self, rows: list[Tensor], what: Hashable, first: int, num_rows: int) -> Tensor:
-        """Write rows [*, width] at row ``first``; returns the rows of all ranks, [num_rows, width],
-        until the next call. Collective.
+    def publish(
+        self, rows: list[Tensor], what: Hashable, first: int, num_rows: int
+    ) -> list[Tensor]:
+        """Write tensors [*, width] of one dtype at row ``first``; returns for each the rows of all
+        ranks, [num_rows, width], until the next call. Collective.
 
-        ``rows`` is the only one of a list, which is emptied: it need not survive the turn.
-        ``CommError`` on all ranks where they differ in ``what`` the rows are, or in their kind.
+        The list ``rows`` is emptied: they need not survive the turn. ``CommError`` on all ranks
+        where they differ in ``what`` the rows are, or in their kind.
         """
         self.wait()
-        mine, shared = rows.pop(), self._group.shared
+        widths, dtype = [one.shape[1] for one in rows], rows[0].dtype
+        shared, sizes = self._group.shared, [num_rows * width for width in widths]
         said = shared.setdefault("rows of the table", {})
-        said[self._group.rank] = what, num_rows, mine.shape[1], mine.dtype
-        size = num_rows * mine.shape[1] * mine.element_size()
+        said[self._group.rank] = what, num_rows, *widths, dtype
+        size = sum(sizes) * dtype.itemsize
         if len(shared.get("table", ())) < size:  # numpy's memory: no rank's own to be moved
             shared["table"] = torch.from_numpy(np.empty(size, np.uint8))
-        table = shared["table"][:size].view(mine.dtype).view(num_rows, mine.shape[1])
-        table[first : first + len(mine)] = mine
-        del mine
+        parts = zip(shared["table"][:size].view(dtype).split(sizes), widths, strict=True)
+        tables = [part.view(num_rows, width) for part, width in parts]
+        for table in tables:
+            mine = rows.pop(0)
+            table[first : first + len(mine)] = mine
+            del mine
         self._group.turn()
         self._is_read = True
         if len(set(said.values())) > 1:
             each = ", ".join(f"rank {rank}: {one}" for rank, one in sorted(said.items()))
             raise CommError(f"ranks sum different rows ({each}); do they run the same layers?")
-        return table
+        return tables
 
 
 class RandomStates:

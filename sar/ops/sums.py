@@ -245,7 +245,7 @@ class TableSums(Sums):
         sums = list[Tensor]()
         for low in range(0, width, at_once):
             some = [(rows[0] if low + at_once < width else rows.pop())[:, low : low + at_once]]
-            table = self._table.publish(some, self._what, ends.first, ends.num_rows)
+            (table,) = self._table.publish(some, self._what, ends.first, ends.num_rows)
             sums.append(spmm(ends.edges, table, factors, out if at_once == width else None))
         return sums[0] if len(sums) == 1 else torch.cat(sums, 1, out=out)
 
