@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, UntypedStorage
 
 from sar._private import storage_id, watched
 from sar.comm import Group
@@ -152,7 +152,11 @@ class Spill:
         self._touched.clear()
         self._bury()
         used = self._resident + sum(block.size for block in self._coming)
-        self._limit = self._most - max(0, _anonymous() - used)
+        self._limit = self._most - self._others(used)
+
+    def _others(self, used: int) -> int:
+        """Bytes of the process that are not ``used`` for blocks."""
+        return max(0, _anonymous() - used)
 
     def end(self, rank: int) -> None:
         self._bury()
@@ -222,7 +226,7 @@ class Spill:
                 continue
             known.add(number)
             self._serials[self._rank] += 1
-            if storage.nbytes() < self._least or not is_mapped(storage):
+            if not self._follows(storage):
                 continue
             self._bury()
             serial = self._serials[self._rank]
@@ -232,6 +236,10 @@ class Spill:
             self._blocks[number] = self._of[self._rank][serial] = block
             self._resident += block.size
             self._make_room(0)
+
+    def _follows(self, storage: UntypedStorage) -> bool:
+        """Whether a new storage may leave memory."""
+        return storage.nbytes() >= self._least and is_mapped(storage)
 
     # Room.
 
