@@ -23,6 +23,12 @@ pytestmark = pytest.mark.system
 
 
 @pytest.fixture
+def bare(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks without the libraries that this process happens to have imported, which take seconds."""
+    monkeypatch.setattr("sar.cli.ranks.modules_in_use", list)
+
+
+@pytest.fixture
 def run(tmp_path: Path) -> Any:
     """``run(code, size)`` runs ``code`` as ranks; gives what each wrote into ``found``."""
 
@@ -73,6 +79,7 @@ def test_the_state_of_a_rank(run: Any) -> None:
     assert len(set(drawn)) == len(drawn)
 
 
+@pytest.mark.usefixtures("bare")
 @pytest.mark.parametrize(
     ("code", "error"),
     [
@@ -105,6 +112,7 @@ threading.Thread(target=lambda: (time.sleep(0.3), (folder / f"thread-{rank}").to
 """
 
 
+@pytest.mark.usefixtures("bare")
 def test_what_a_rank_does_when_it_leaves(run: Any, tmp_path: Path, capfd: Any) -> None:
     """As an interpreter that is taken down."""
     run(LEAVING, 2, "print('imported', end=';')")
@@ -121,6 +129,7 @@ THREAD = (
 )
 
 
+@pytest.mark.usefixtures("bare")
 def test_after_imports_that_start_threads_ranks_are_spawned(run: Any, capfd: Any) -> None:
     code = "found['parent'] = os.getppid()\nfound['first'] = 'first' in sys.modules\nprint(rank)"
     ranks = run(code, 2, THREAD)
@@ -132,6 +141,7 @@ def test_after_imports_that_start_threads_ranks_are_spawned(run: Any, capfd: Any
         run("sys.exit(rank and 3)", 2, THREAD)
 
 
+@pytest.mark.usefixtures("bare")
 def test_what_cannot_be_imported_is_left_to_the_ranks(run: Any) -> None:
     assert run("found['ran'] = True", 2, "raise OSError", ("absent_module",))[1]["ran"]
 

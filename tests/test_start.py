@@ -176,8 +176,10 @@ def alone(nursery: Nursery, tmp_path: Path) -> Iterator[Callable[..., Child]]:
     """``alone(rank, size, port, limit)`` is a rank that waits for others at most ``limit``."""
     started, script = [], tmp_path / "meeting.py"
 
-    def start(rank: int, size: int, port: int, limit: int, after: str = "", **more: str) -> Child:
-        script.write_text(MEETING.format(after=after, limit=limit))
+    def start(
+        rank: int, size: int, port: int, limit: int, after: str = "", before: str = "", **more: str
+    ) -> Child:
+        script.write_text(before + MEETING.format(after=after, limit=limit))
         where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         given = environment(**where, RANK=str(rank), WORLD_SIZE=str(size), **more)
         started.append(nursery.start([str(script)], given))
@@ -186,6 +188,16 @@ def alone(nursery: Nursery, tmp_path: Path) -> Iterator[Callable[..., Child]]:
     yield start
     for one in started:
         one.kill()
+
+
+TOGETHER = """
+import os, time
+from pathlib import Path
+import sar, torch
+Path(f"{folder}/here-" + os.environ["RANK"]).touch()
+while len(list(Path("{folder}").glob("here-*"))) < {size}:
+    time.sleep(0.01)
+"""
 
 
 def free_port() -> int:
@@ -239,10 +251,13 @@ def listens(pid: int) -> bool:
 
 @pytest.mark.system
 @pytest.mark.parametrize("memory", ["1", "0"], ids=["memory", "sockets"])
-def test_a_stopped_rank_is_named_and_holds_nobody(memory: str, alone: Callable[..., Child]) -> None:
+def test_a_stopped_rank_is_named_and_holds_nobody(
+    memory: str, alone: Callable[..., Child], tmp_path: Path
+) -> None:
     stop = "group.rank == 1 and os.kill(os.getpid(), 19); group.all_reduce(torch.ones(1))"
+    ready = TOGETHER.format(folder=tmp_path, size=3)  # so that the limit is not that of imports
     port, limit = free_port(), 6
-    ranks = [alone(rank, 3, port, limit, stop, SAR_HOST_MEMORY=memory) for rank in range(3)]
+    ranks = [alone(rank, 3, port, limit, stop, ready, SAR_HOST_MEMORY=memory) for rank in range(3)]
     for rank in (0, 2):
         assert ranks[rank].wait(60) == 1
         seconds, error = ranks[rank].text("out").splitlines()[:2]
@@ -250,8 +265,11 @@ def test_a_stopped_rank_is_named_and_holds_nobody(memory: str, alone: Callable[.
         assert float(seconds.split()[1]) < 2 * limit + SLACK  # also to meet
 
 
-def test_a_rank_that_stops_after_its_last_collective(tmp_path: Path) -> None:
+def test_a_rank_that_stops_after_its_last_collective(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nobody waits for it but the launcher."""
+    monkeypatch.setattr("sar.cli.ranks.modules_in_use", list)  # nothing takes seconds to import
     code = "import os\nif os.environ['RANK'] == '1':\n    os.kill(os.getpid(), 19)"
     (tmp_path / "stopped_last.py").write_text(code)
     paths = environment(PYTHONPATH=f"{tmp_path}:{ROOT}")
