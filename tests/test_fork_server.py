@@ -24,7 +24,7 @@ pytestmark = pytest.mark.system
 
 @pytest.fixture
 def bare(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranks without the libraries that this process happens to have imported, which take seconds."""
+    """Ranks without the libraries that this process has imported by chance; that takes seconds."""
     monkeypatch.setattr("sar.cli.ranks.modules_in_use", list)
 
 
