@@ -683,9 +683,9 @@ def test_version_and_requirements_agree() -> None:
 
 # Lines and files, which work that adds an ability raises by what that is worth.
 CEILINGS = {
-    "sar": (59_600, 341),
+    "sar": (59_900, 342),
     "sar/partition": (10_040, 52),
-    "tests": (45_200, 204),
+    "tests": (45_310, 205),
     "benchmarks": (6_800, 61),
 }
 

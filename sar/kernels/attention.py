@@ -51,12 +51,13 @@ class Scores:
 
 @dataclass(frozen=True)
 class Mask:
-    """Dropout of attention weights, a function of the edge: ``keys`` are integers [num_edges] by
-    local edge position, ``seed`` is of this use of dropout."""
+    """Dropout of attention weights, a function of edge and head: ``keys`` are integers [num_edges]
+    by local edge position, ``seed`` is of this use of dropout, ``first`` is the first head."""
 
     keys: Tensor
     seed: int
     probability: float
+    first: int = 0
 
 
 @dataclass(frozen=True)
@@ -172,7 +173,8 @@ def attend_grad_additive(
         csr: edges by source, with ``order`` when there is a mask.
         incoming: with the queries.
         dkey, dvalue: rows to overwrite, or to add to where ``adds``, as ``csr`` numbers them.
-        dquery: [threads, n, H] to add to; each thread has a part of its own.
+        dquery: [threads, n, H] to add to; each thread has a part of its own. [threads, 0, H] where
+            nobody asks for it.
     """
     rows = key.rows, value.rows, incoming.dout, incoming.known, dkey.rows, dvalue.rows
     arrays = *csr.arrays[:3], *_numpy(*rows)
@@ -186,6 +188,25 @@ def attend_grad_additive(
         loops.additive_grads(first, last, *own, *numbers, *dropped, *scratch)
 
     in_parallel(part, csr.indptr)
+
+
+def attend_grad_of_additive_queries(
+    csc: Csc, scores: Scores, key: Tensor, value: Tensor, incoming: Incoming, dquery: Tensor,
+    mask: Mask | None,
+) -> None:  # fmt: skip
+    """Add the gradient of the queries of additive scores, by destination, to ``dquery`` [n, H].
+
+    ``incoming`` is with the queries, none of it packed; so are ``key`` and ``value``.
+    """
+    arrays = *csc.arrays[:3], *_numpy(key, value, incoming.dout, incoming.known, dquery)
+    dropped = _dropout(csc, mask, dquery)
+    _, *sizes, slope, _ = _numbers(scores, dquery)
+
+    def part(_: int, first: int, last: int) -> None:
+        own = *arrays, *sizes, slope, *dropped, *_scratch(dquery, scores)
+        loops.additive_grads_of_queries(first, last, *own)
+
+    in_parallel(part, csc.indptr)
 
 
 def attend_grad_of_sources(
@@ -288,12 +309,13 @@ _NO_KEYS = np.empty(0, np.int64)
 
 
 def _dropout(csc: Csc, mask: Mask | None, like: Tensor) -> tuple[Any, ...]:
-    """Each edge's position, keys by position (empty: no dropout), seed, probability, factor."""
+    """Each edge's position, keys by position (empty: no dropout), seed, probability, factor, first
+    head."""
     kind = np.float32 if like.dtype == torch.float32 else np.float64
     if mask is None or mask.probability == 0:
-        return csc.arrays.indptr[:0], _NO_KEYS, 0, 0.0, kind(1)
+        return csc.arrays.indptr[:0], _NO_KEYS, 0, 0.0, kind(1), np.uint64(0)
     if csc.order is None:
         raise ValueError("csc: got no order, expected each edge's position for its dropout")
     p = float(mask.probability)
     keep = kind(1 / (1 - p) if p < 1 else 0)
-    return csc.arrays.order, array(mask.keys), mask.seed, p, keep
+    return csc.arrays.order, array(mask.keys), mask.seed, p, keep, np.uint64(mask.first)

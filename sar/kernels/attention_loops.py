@@ -199,7 +199,7 @@ def _score(kind, key, j, key_low, query, i, weight, h, width, slope, scale):
 def attend(
     first, last, rows, indptr, indices, key, value, query, weight, key_low, value_low,
     kind, heads, width, slope, scale, fresh, largest, total, sums,
-    position, keys, seed, probability, keep, scratch, flat,
+    position, keys, seed, probability, keep, lowest, scratch, flat,
 ):  # fmt: skip
     key_low, value_low = np.uint64(key_low), np.uint64(value_low)
     p = scratch[0]
@@ -220,7 +220,9 @@ def attend(
             _absorb(p, flat, count, i, largest, total, sums, heads, width)
             for k in range(count if len(keys) else 0):
                 for h in range(heads):
-                    p[k, h] *= keep_factor(keys[position[start + k]], h, seed, probability, keep)
+                    p[k, h] *= keep_factor(
+                        keys[position[start + k]], lowest + h, seed, probability, keep
+                    )
             _add_rows(
                 p, start, count, indices, value, value_low, sums, i, np.uint64(0), heads, width,
                 True,
@@ -231,9 +233,10 @@ def attend(
 def additive_grads(
     first, last, rows, indptr, indices, key, value, dout, ends, dkey, dvalue, dquery,
     key_low, value_low, dkey_low, dvalue_low, ends_low, fresh, heads, width, slope,
-    position, keys, seed, probability, keep, scratch, flat,
+    position, keys, seed, probability, keep, lowest, scratch, flat,
 ):  # fmt: skip
-    """``ends``: queries, m, 1 / s and delta of the destinations, [n, H] each, side by side."""
+    """``ends``: queries, m, 1 / s and delta of the destinations, [n, H] each, side by side.
+    ``dquery`` has no rows where nobody asks for it."""
     key_low, value_low = np.uint64(key_low), np.uint64(value_low)
     dkey_low, dvalue_low = np.uint64(dkey_low), np.uint64(dvalue_low)
     query_low = np.uint64(ends_low)
@@ -262,7 +265,9 @@ def additive_grads(
                 for h in range(heads):
                     a, r = p[k, h] * ends[i, inverse_low + h], one
                     if len(keys):
-                        r = keep_factor(keys[position[start + k]], h, seed, probability, keep)
+                        r = keep_factor(
+                            keys[position[start + k]], lowest + h, seed, probability, keep
+                        )
                     p[k, h] = a * r
                     fixed[k, h] = a * ends[i, delta_low + h]
             _dot_and_add_rows(
@@ -274,14 +279,51 @@ def additive_grads(
                 for h in range(heads):
                     dz = (p[k, h] * product[k, h] - fixed[k, h]) * steep[k, h]
                     dkey[j, dkey_low + h] += dz
-                    dquery[i, h] += dz
+                    if len(dquery):
+                        dquery[i, h] += dz
+
+
+@kernel
+def additive_grads_of_queries(
+    first, last, rows, indptr, indices, key, value, dout, ends, dquery, heads, width, slope,
+    position, keys, seed, probability, keep, lowest, scratch, flat,
+):  # fmt: skip
+    """Gradients of the queries alone, by destination; ``ends`` as for :func:`additive_grads`."""
+    zero_low, largest_low, inverse_low = np.uint64(0), heads, heads + heads
+    delta_low = inverse_low + heads
+    p, steep = scratch[0], scratch[1]
+    one = key.dtype.type(1)
+    for segment in range(first, last):
+        i = rows[segment] if len(rows) else segment
+        for start in range(indptr[segment], indptr[segment + 1], CHUNK):
+            count = min(CHUNK, indptr[segment + 1] - start)
+            for k in range(count):
+                prefetch_row(key, indices, start + k, zero_low, heads)
+                j = indices[start + k]
+                for h in range(heads):
+                    t = key[j, h] + ends[i, h]
+                    steep[k, h] = one if t > 0 else slope
+                    p[k, h] = _lrelu(t, slope) - ends[i, largest_low + h]
+            _exp_all(flat, count * np.int64(heads))
+            for k in range(count):
+                prefetch_row(value, indices, start + k, zero_low, heads * width)
+                j = indices[start + k]
+                for h in range(heads):
+                    low, product, r = h * width, one - one, one
+                    for d in range(width):
+                        product += dout[i, low + d] * value[j, low + d]
+                    if len(keys):
+                        place = position[start + k]
+                        r = keep_factor(keys[place], lowest + h, seed, probability, keep)
+                    dz = p[k, h] * ends[i, inverse_low + h] * (r * product - ends[i, delta_low + h])
+                    dquery[i, h] += dz * steep[k, h]
 
 
 @kernel
 def wide_grads_of_sources(
     first, last, indptr, indices, key, value, query, weight, dout, known,
     dkey, dvalue, key_low, value_low, dkey_low, dvalue_low, kind, heads, width, slope, scale,
-    position, keys, seed, probability, keep,
+    position, keys, seed, probability, keep, lowest,
 ):  # fmt: skip
     key_low, value_low = np.uint64(key_low), np.uint64(value_low)
     dkey_low, dvalue_low = np.uint64(dkey_low), np.uint64(dvalue_low)
@@ -298,7 +340,7 @@ def wide_grads_of_sources(
                 z = _wide_score(kind, key, j, key_low, query, i, weight, low, width, slope, scale)
                 a = exp(z - known[i, h]) * known[i, heads + h]
                 if len(keys):
-                    r = keep_factor(keys[position[e]], h, seed, probability, keep)
+                    r = keep_factor(keys[position[e]], lowest + h, seed, probability, keep)
                 b, product = a * r, query.dtype.type(0)
                 for d in range(width):
                     product += dout[i, low + d] * value[j, value_low + low + d]
@@ -320,7 +362,7 @@ def wide_grads_of_sources(
 def wide_grads_of_queries(
     first, last, rows, indptr, indices, key, value, query, weight, dout, known,
     dquery, dweight, key_low, value_low, kind, heads, width, slope, scale,
-    position, keys, seed, probability, keep,
+    position, keys, seed, probability, keep, lowest,
 ):  # fmt: skip
     key_low, value_low = np.uint64(key_low), np.uint64(value_low)
     one = query.dtype.type(1)
@@ -334,7 +376,7 @@ def wide_grads_of_queries(
                 z = _wide_score(kind, key, j, key_low, query, i, weight, low, width, slope, scale)
                 a = exp(z - known[i, h]) * known[i, heads + h]
                 if len(keys):
-                    r = keep_factor(keys[position[e]], h, seed, probability, keep)
+                    r = keep_factor(keys[position[e]], lowest + h, seed, probability, keep)
                 product = query.dtype.type(0)
                 for d in range(width):
                     product += dout[i, low + d] * value[j, value_low + low + d]

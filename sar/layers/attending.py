@@ -31,9 +31,10 @@ from sar.edges.constant import Landed, constant_halo
 from sar.kernels import wide_dtype
 from sar.kernels.attention import Incoming, Normalizer, deltas
 from sar.kernels.attention_loops import ADDITIVE
-from sar.ops.attention import attention_backward
-from sar.ops.attention_passes import Attention, Sources, Step, attention_forward, widened
-from sar.ops.saving import Writes, any_rank, compute_once, first_order, owns_saved
+from sar.ops.at_table import anybody_wrote, wait_for_table
+from sar.ops.attention import attention_backward, attention_forward
+from sar.ops.attention_passes import Attention, Sources, Step, widened
+from sar.ops.saving import Writes, compute_once, first_order, owns_saved
 from sar.stream import GradientReturn, Round, fetch
 from sar.stream.plan import agree_on_gradients
 
@@ -42,7 +43,7 @@ def input_travels(
     relation: Relation | None, x: Any, weight: Any, width: int, policy: Policy, fused: bool
 ) -> bool:
     """Whether x travels by Note [Projected on arrival]: if it may on all ranks, rows of one width.
-    Never where there are several relations, or no one tensor of rows or ``weight``.
+    Never where there are several relations, no one tensor of rows or ``weight``, or a table.
 
     Collective where ``x`` asks for no gradient and ``weight``, which projects it, does, at each
     call: if a single rank takes another way from some moment on, nobody waits. ``width`` is of the
@@ -54,7 +55,7 @@ def input_travels(
     group = relation.group
     agree_on_gradients(relation.plan, [("rows", x), ("their weight", weight)], 2)
     trained = weight.requires_grad and torch.is_grad_enabled()
-    if x.requires_grad or not trained or group.size == 1:
+    if x.requires_grad or not trained or group.size == 1 or group.table is not None:
         return False
     fits = fused and x.dtype == wide_dtype(x.dtype) and x.shape[1] <= width
     mine = x.shape[1] if fits else 0
@@ -170,7 +171,7 @@ class Call:
         """The rows that travel: ``parts``, made of ``x``, or ``x`` itself."""
         if self.input_travels:
             return ProjectedSources(self.spec, parts, kept, x, *used.projection())
-        return Sources(self.spec, parts, kept)
+        return Sources(self.spec, parts, kept, lambda: used.make(self.spec, x.detach())[0])
 
     def take_delta(self) -> Tensor:
         """delta, which backward of :class:`_Result` has left for this backward pass."""
@@ -320,8 +321,10 @@ class AttentionLayer(Function):
     @staticmethod
     def forward(ctx: Any, call: Call, kind: Any, x: Tensor, *given: Tensor | None) -> Tensor:
         used = kind(*[one if one is None else one.detach().clone() for one in given])
+        wait_for_table(call.spec.relation.group)
         parts, query, weight = used.make(call.spec, x.detach())
         sources = call.sources(used, x, parts)
+        del parts
         out, normalizer = attention_forward(sources, query, weight)
         ctx.call, ctx.used, ctx.kept = call, used, sources.kept
         ctx.save_for_backward(x, *given[len(given) - kind.num_saved :], *normalizer)
@@ -333,10 +336,12 @@ class AttentionLayer(Function):
         x, *saved, largest, inverse = ctx.saved_tensors
         call, used, needs = ctx.call, ctx.used, ctx.needs_input_grad[2:]
         spec = call.spec
+        wait_for_table(spec.relation.group)
         parts, query, weight = used.make(spec, x.detach())
         sources = call.sources(used, x, parts, ctx.kept)
+        del parts
         delta, dout = call.take_delta(), widened(dout)
-        if any_rank(spec.relation.group, call.is_written):
+        if anybody_wrote(spec.relation.group, call.is_written):
             out = attention_forward(sources, query, weight)[0]
             delta = deltas(dout, out, spec.scores.heads)
         queries = [widened(query)] if spec.scores.kind == ADDITIVE else []

@@ -101,7 +101,7 @@ class _Parameters(Parameters):
 
     def grads(self, done: Done) -> tuple[Tensor | None, ...]:
         x, dtype, (dvalue, dkey) = done.x, done.x.dtype, done.homes
-        value = done.sources.parts[0]
+        value = done.sources.rows()[0]
         dscores = [dkey, F.pad(done.dquery, (0, 0, 0, len(dkey) - len(done.dquery)))]
         vectors = [widened(vector).view(-1) for vector in done.saved]
         dvectors = list(add_projected_grads(dvalue, widened(value), dscores, vectors))

@@ -109,7 +109,7 @@ class _Parameters(Parameters):
         dweight = dvalue.t() @ rows if needs[1] else None
         ddst_weight = dquery.t() @ rows[: len(dquery)] if needs[4] else None
         dweight, dbias = done.sources.with_shares(dweight, dbias)
-        value = done.sources.parts[0]
+        value = done.sources.rows()[0]
         dx = grad_of_rows(x, dvalue, self.weight, value, done.gives) if needs[0] else None
         if dx is not None and self.dst_weight is not None:
             dx[: len(dquery)].addmm_(dquery, self.dst_weight)

@@ -24,7 +24,7 @@ from sar.models.tracing import mark_layers
 logger = logging.getLogger("sar")
 
 DENSE = "dense"
-_FUSED = ("fused", "fused, recomputed")
+_FUSED = ("fused", "fused, recomputed", "fused + table")
 _HEADER = (
     "layer", "class", "calls", "runs as", "rows sent", "bytes sent", "rows received",
     "bytes received", "bytes saved", "why not fused",

@@ -12,15 +12,16 @@ from sar._private import without_modes
 from sar.kernels.attention import Incoming, Normalizer, deltas
 from sar.kernels.attention_loops import ADDITIVE
 from sar.ops.at_sources import backward_of
+from sar.ops.at_table import TableAttention, anybody_wrote
 from sar.ops.attention_passes import (
     Attention,
     Backward,
     Sources,
     agreed,
-    attention_forward,
+    forward_in_rounds,
     widened,
 )
-from sar.ops.saving import Writes, any_rank, first_order
+from sar.ops.saving import Writes, first_order
 
 
 def attention(
@@ -41,6 +42,14 @@ def attention(
         return _Attention.apply(spec, value, key, query, weight)
 
 
+def attention_forward(sources: Sources, query: Tensor, weight: Tensor) -> tuple[Tensor, Normalizer]:
+    """out [num_dst, H * D], and m and 1 / s, which normalize the weights; collective."""
+    table = sources.spec.relation.group.table
+    if table is not None:
+        return TableAttention(table, sources, query, weight).forward()
+    return forward_in_rounds(sources, query, weight)
+
+
 def attention_backward(
     sources: Sources, query: Tensor, weight: Tensor, incoming: Incoming, wanted: bool
 ) -> tuple[list[Tensor], Tensor, Tensor | None]:
@@ -49,6 +58,9 @@ def attention_backward(
     ``incoming`` includes the queries for additive scores; ``wanted``: somebody asks for gradients
     of the sources.
     """
+    table = sources.spec.relation.group.table
+    if table is not None:
+        return TableAttention(table, sources, query, weight).backward(incoming, wanted)
     kind = backward_of(sources) if wanted else Backward
     return kind(sources, query, weight, incoming, wanted).run()
 
@@ -104,7 +116,7 @@ class _Attention(Function):
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
         value, key, query, weight, largest, inverse, out = ctx.saved_tensors
         sources, used = _read(ctx.spec, value, key, query, weight, ctx.kept)
-        if any_rank(ctx.spec.relation.group, ctx.writes.happened):
+        if anybody_wrote(ctx.spec.relation.group, ctx.writes.happened):
             out = attention_forward(sources, query, used)[0]
         dout = widened(dout)
         delta = deltas(dout, widened(out), ctx.spec.scores.heads)

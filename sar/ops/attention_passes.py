@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -109,20 +109,32 @@ class Sources:
     """Values and keys of the owned rows, which travel in both passes; their gradients go home.
 
     ``parts`` are values and, if they are others, keys. ``kept`` is the halo of each round from the
-    forward pass, where the policy keeps it.
+    forward pass, where the policy keeps it. ``again`` makes the parts, where they may be let go.
     """
 
     travel = True  # values and keys themselves
 
     def __init__(
-        self, spec: Attention, parts: Sequence[Tensor], kept: list[Tensor] | None = None
-    ) -> None:
-        self.spec, self.parts = spec, [part.contiguous() for part in parts]
+        self, spec: Attention, parts: Sequence[Tensor], kept: list[Tensor] | None = None,
+        again: Callable[[], Sequence[Tensor]] | None = None,
+    ) -> None:  # fmt: skip
+        self.spec, self.parts, self._again = spec, [part.contiguous() for part in parts], again
         self.kept: list[Tensor] = kept or []
         width, one = sum([part.shape[1] for part in parts]), parts[0]
         row_bytes = width * (one.element_size() + wide_dtype(one.dtype).itemsize)
         # of either pass: backward has rows and their gradients in flight
         self.num_rounds = spec.relation.plan.num_rounds(spec.policy, row_bytes)
+
+    def rows(self) -> list[Tensor]:
+        """The parts, made again where they were let go."""
+        if not self.parts and self._again is not None:
+            self.parts = [part.contiguous() for part in self._again()]
+        return self.parts
+
+    def let_go(self) -> None:
+        """Free the parts if they can be made again."""
+        if self._again is not None:
+            self.parts = []
 
     def steps(self, window: int, ahead: bool = False, learns: bool = False) -> Iterator[Step]:
         """The owned rows, then those of each round; overwritten when the next is taken. With
@@ -160,7 +172,7 @@ class Sources:
         return grads
 
 
-def attention_forward(sources: Sources, query: Tensor, weight: Tensor) -> tuple[Tensor, Normalizer]:
+def forward_in_rounds(sources: Sources, query: Tensor, weight: Tensor) -> tuple[Tensor, Normalizer]:
     """out [num_dst, H * D], and m and 1 / s, which normalize the weights."""
     spec = sources.spec
     scores, query, weight = spec.scores, widened(query), widened(weight)

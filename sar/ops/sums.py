@@ -16,7 +16,7 @@ from sar.config import CONSTANT_INPUTS, Policy
 from sar.edges.constant import Constants, constants_of, held
 from sar.edges.push_pull import LinearRelation, linear_relation
 from sar.edges.relation import LOCAL, Relation, ShardStore
-from sar.edges.whole import TableEdges, table_edges
+from sar.edges.whole import TableEdges, edges_of_table
 from sar.errors import NotSupportedError
 from sar.kernels import Factors, add_rows, spmm, spmm_add, spmm_into, wide_dtype
 from sar.kernels.nonzero import can_pack
@@ -205,9 +205,7 @@ class TableSums(Sums):
     ) -> None:
         self.plan, self.policy, self.scale = relation.plan, policy, scale
         self._table, self._what = table, what
-        self._into, self._out_of = relation.derived(
-            "edges of a table", lambda: table_edges(relation)
-        )
+        self._into, self._out_of = edges_of_table(relation)
 
     def of(self, rows: Tensor | None) -> Sums:
         self._table.wait()  # before rows are made that would have to survive the turn
