@@ -1,4 +1,4 @@
-"""Training out of core that is killed at any moment, and goes on: the same bits, and nothing left."""
+"""Training out of core that is killed at any moment goes on: the same bits, and nothing left."""
 
 from __future__ import annotations
 
