@@ -44,7 +44,7 @@ LADDER = (
     {"allocator"},
     {"kernels", "partition", "comm"},
     {"config", "files", "_private", "registry", "run_options"},
-    {"errors", "expect", "options", "splitmix", "words"},
+    {"errors", "expect", "log", "options", "splitmix", "words"},
 )
 LEAVES = {
     "config", "errors", "expect", "files", "options", "registry", "run_options", "splitmix",
@@ -683,9 +683,9 @@ def test_version_and_requirements_agree() -> None:
 
 # Lines and files, which work that adds an ability raises by what that is worth.
 CEILINGS = {
-    "sar": (59_900, 342),
+    "sar": (59_930, 343),
     "sar/partition": (10_040, 52),
-    "tests": (45_310, 205),
+    "tests": (45_350, 206),
     "benchmarks": (6_800, 61),
 }
 

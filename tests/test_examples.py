@@ -31,7 +31,7 @@ SCRIPTS = [
     "pyg_links.py", "own_layers.py",
 ]  # fmt: skip
 HETERO, SAMPLED_HETERO, SERVED = "rgcn_hetero.py", "sampled_hetero.py", "server_client.py"
-PYG_HETERO = "pyg_hetero.py"
+PYG_HETERO, LARGER = "pyg_hetero.py", "larger_than_memory.py"
 ENVIRONMENT = {
     **os.environ,
     "OMP_NUM_THREADS": "1",
@@ -157,10 +157,36 @@ def test_servers_and_trainers(partitioned: Cutter, tmp_path: Path, nursery: Nurs
         server.kill()
 
 
+@pytest.mark.system
+def test_larger_than_memory_goes_on(parts: str, tmp_path: Path, monkeypatch: Any, capfd: Any):
+    """A run that was stopped after its checkpoint ends with the bits of one that was not."""
+    monkeypatch.setattr(sys, "path", [str(ROOT / "examples"), *sys.path])
+    example = importlib.import_module(LARGER.removesuffix(".py"))
+
+    def run(name: str, epochs: int, *more: str) -> str:
+        words = [parts, "--out", str(tmp_path / name), "--epochs", str(epochs), *more]
+        monkeypatch.setattr(sys, "argv", [LARGER, *words])
+        example.main()
+        out, err = capfd.readouterr()
+        return out + err
+
+    disk = ["--directory", str(tmp_path / "disk")]
+    first, second = run("twice", 6, *disk), run("twice", 12, *disk)
+    assert "MB read" in first and "epoch 5" not in second and "400 nodes in 2 files" in second
+    assert_learned(first + second)
+    run("once", 12)
+    for rank in range(2):
+        one, other = (
+            torch.load(tmp_path / name / f"predictions-{rank}.pt") for name in ("twice", "once")
+        )
+        assert torch.equal(one["ids"], other["ids"])
+        assert torch.equal(one["classes"], other["classes"])
+
+
 def test_every_example_is_tested_and_listed() -> None:
     scripts = {path.name for path in (ROOT / "examples").glob("*.py")}
     tested = {one.partition(" ")[0] for one in SCRIPTS}
-    assert scripts == {*tested, HETERO, PYG_HETERO, SAMPLED_HETERO, SERVED, "demo.py"}
+    assert scripts == {*tested, HETERO, PYG_HETERO, SAMPLED_HETERO, SERVED, LARGER, "demo.py"}
     readme = (ROOT / "examples/README.md").read_text()
     assert all(f"({script})" in readme for script in scripts)
 

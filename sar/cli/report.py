@@ -27,13 +27,12 @@ from sar.comm import Group
 from sar.comm.collectives import gather_json
 from sar.files import write_whole
 from sar.kernels.device import is_host, peak_bytes
+from sar.memory.parts import summary_text
 from sar.partition.book import PartitionBook
 from sar.train import memory
 from sar.train.callbacks import Record, without_old_names
 from sar.train.data import SPLITS
 from sar.train.trainer import Trainer
-
-_MOST_KEPT = 8  # lines
 
 
 def print_ranks(args: argparse.Namespace, book: PartitionBook, size: int, threads: int) -> None:
@@ -209,16 +208,6 @@ def report(
     print(f"blocks of the training nodes: {config['mfgs']}")
     avoided = sum(row["avoided_bytes"] for row in ranks) / 1e6
     if (file := content.get("out_of_core")) is not None:
-        _print_file(file)
+        print(summary_text(file))
     print(f"constant inputs: {config['constant_inputs']}; {avoided:.1f} MB not sent again")
     return content
-
-
-def _print_file(told: dict[str, Any]) -> None:
-    read, written, kept = (told[f"{name}_bytes"] / 1e6 for name in ("read", "written", "kept"))
-    print(
-        f"file in {told['directory']}: {read:,.0f} MB read, {written:,.0f} MB written; at most "
-        f"{kept:,.0f} MB lived from turn to turn:"
-    )
-    for maker, size in list(told["kept"].items())[:_MOST_KEPT]:
-        print(f"  {size / 1e6:>9,.1f} MB of {maker}")

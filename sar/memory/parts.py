@@ -14,9 +14,11 @@ from sar.comm.turns import TurnGroup
 from sar.config import parse_bytes
 from sar.errors import SarError
 from sar.graph import load_partition_data
+from sar.log import say
 from sar.memory.spill import Spill
 from sar.partition.load import read_book
 
+_MOST_MAKERS = 8  # lines of a report
 _MANY = 1 << 50  # where the system does not say how much memory is left
 
 
@@ -51,7 +53,8 @@ def run_parts(
         memory: bytes, or text like "20GiB", that the process may take beside what files back, that
             table too; by default half of what is free, and what it takes already.
 
-    Returns what ``function`` returned, by part, in memory.
+    Returns what ``function`` returned, by part, in memory. Logs what was read and written at the
+    end, and what lived from turn to turn.
 
     Raises:
         TypeError, ValueError, PartitionError: an argument, or the partitions, are wrong, as a
@@ -72,7 +75,22 @@ def run_parts(
 
         if spill is None:
             return TurnGroup.run(size, rank, table_bytes=int(min(memory_left(), _MANY)) // 2)
-        return TurnGroup.run(size, rank, between=[spill], table_bytes=spill.table_bytes)
+        results = TurnGroup.run(size, rank, between=[spill], table_bytes=spill.table_bytes)
+        say(summary_text(spill.summary()))
+        return results
+
+
+def summary_text(summary: dict[str, Any]) -> str:
+    """What :meth:`Spill.summary` tells, for people."""
+    read, written, kept = (summary[f"{name}_bytes"] / 1e6 for name in ("read", "written", "kept"))
+    largest = [*summary["kept"].items()][:_MOST_MAKERS]
+    return "\n".join(
+        [
+            f"file in {summary['directory']}: {read:,.0f} MB read, {written:,.0f} MB written; "
+            f"at most {kept:,.0f} MB lived from turn to turn" + ":" * bool(largest),
+            *(f"  {size / 1e6:>9,.1f} MB of {maker}" for maker, size in largest),
+        ]
+    )
 
 
 def _check(function: Any, args: Any, directory: Any, memory: Any) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any, TypeVar
@@ -14,6 +13,7 @@ from sar._private import looked_into, tree_leaves
 from sar.comm import Group
 from sar.errors import NotSupportedError
 from sar.graph import GraphArgument, graphs_among
+from sar.log import say
 from sar.models.choice import OPTIONS, LayerOptions, options_of, warn_once
 from sar.models.known import Layers, adapted, known_layers, own_forward
 from sar.nn.batch_norm import DistributedBN1D, convert_batch_norm, replaced
@@ -23,7 +23,6 @@ from sar.nn.history import due_call
 from sar.nn.params import replicated, sync_params
 
 M = TypeVar("M", bound=nn.Module)
-logger = logging.getLogger("sar")
 
 
 def prepare(
@@ -74,7 +73,7 @@ def prepare(
         model._is_prepared = True  # type: ignore[assignment]
         model.register_forward_pre_hook(_check, with_kwargs=True)
         if group.rank == 0:
-            _say(_told(model, before, group))
+            say(_told(model, before, group))
     return model
 
 
@@ -84,19 +83,6 @@ def with_norms_of_ranks(model: M) -> M:
     for layers in known_layers():
         model = replaced(model, layers.converted)  # type: ignore[assignment]
     return model
-
-
-def _say(text: str) -> None:
-    """Log as information; where nobody has set up logging, which would hide it, on standard error.
-
-    ``logging.getLogger("sar").setLevel(..)`` silences it.
-    """
-    if logger.hasHandlers():
-        logger.info(text)
-    elif logger.level <= logging.INFO:  # also NOTSET, which is 0
-        where, nothing = ("", 0), ()
-        record = logger.makeRecord(logger.name, logging.INFO, *where, text, nothing, None)
-        logging.StreamHandler().emit(record)
 
 
 def _check(model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
