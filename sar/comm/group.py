@@ -47,6 +47,10 @@ class Table(Protocol):
         self, rows: list[Tensor], what: Hashable, first: int, num_rows: int
     ) -> list[Tensor]: ...
 
+    def own(self, like: Tensor, first: int, num_rows: int) -> Tensor: ...
+
+    def keep(self, values: Tensor, first: int, num_rows: int) -> Tensor: ...
+
 
 class Done:
     """The :class:`Work` of an exchange that is over."""

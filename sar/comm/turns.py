@@ -10,6 +10,7 @@ import math
 import random
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Protocol
+from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
@@ -77,6 +78,11 @@ class TurnGroup(ThreadGroup):
         self._room.wait(self.rank)
 
     @property
+    def meetings(self) -> int:
+        """How often all ranks have met so far, in collectives of any kind."""
+        return self._room.meetings
+
+    @property
     def shared(self) -> dict[Any, Any]:
         """Of all ranks, the parts of this group too; safe without a lock, as one computes."""
         return self._room.run.shared
@@ -91,7 +97,9 @@ class Table:
     """
 
     def __init__(self, group: TurnGroup, num_bytes: int) -> None:
-        self._group, self._num_bytes, self._is_read = group, num_bytes, False
+        self._group, self._num_bytes = group, num_bytes
+        self._read_at: int | None = None  # meetings until rows could be read
+        self._num_kept = 0
 
     def columns(self, num_rows: int, width: int, dtype: torch.dtype, together: int = 1) -> int:
         """How many of ``width`` columns to publish at a time: equal blocks, as few as may be. Each
@@ -108,10 +116,11 @@ class Table:
         return math.ceil(width / math.ceil(width / fit)) if width else 1
 
     def wait(self) -> None:
-        """Return when all have read what was published last; collective if anything was."""
-        if self._is_read:
+        """Return when all have read what was published last; collective if anything was, unless
+        they have met since."""
+        if self._read_at == self._group.meetings:
             self._group.turn()
-        self._is_read = False
+        self._read_at = None
 
     def publish(
         self, rows: list[Tensor], what: Hashable, first: int, num_rows: int
@@ -119,7 +128,8 @@ class Table:
         """Write tensors [*, width] of one dtype at row ``first``; returns for each the rows of all
         ranks, [num_rows, width], until the next call. Collective.
 
-        The list ``rows`` is emptied: they need not survive the turn. ``CommError`` on all ranks
+        They are to be read before the next collective of any kind, but for a rank's own. The list
+        ``rows`` is emptied: they need not survive the turn. ``CommError`` on all ranks
         where they differ in ``what`` the rows are, or in their kind.
         """
         self.wait()
@@ -128,8 +138,8 @@ class Table:
         said = shared.setdefault("rows of the table", {})
         said[self._group.rank] = what, num_rows, *widths, dtype
         size = sum(sizes) * dtype.itemsize
-        if len(shared.get("table", ())) < size:  # numpy's memory: no rank's own to be moved
-            shared["table"] = torch.from_numpy(np.empty(size, np.uint8))
+        if len(shared.get("table", ())) < size:
+            shared["table"] = _memory(size)
         parts = zip(shared["table"][:size].view(dtype).split(sizes), widths, strict=True)
         tables = [part.view(num_rows, width) for part, width in parts]
         for table in tables:
@@ -137,11 +147,36 @@ class Table:
             table[first : first + len(mine)] = mine
             del mine
         self._group.turn()
-        self._is_read = True
+        self._read_at = self._group.meetings
         if len(set(said.values())) > 1:
             each = ", ".join(f"rank {rank}: {one}" for rank, one in sorted(said.items()))
             raise CommError(f"ranks sum different rows ({each}); do they run the same layers?")
         return tables
+
+    def own(self, like: Tensor, first: int, num_rows: int) -> Tensor:
+        """The rows that this rank published last, as the only tensor; of the shape and dtype of
+        ``like``."""
+        size = num_rows * like.shape[1] * like.element_size()
+        table = self._group.shared["table"][:size].view(like.dtype).view(num_rows, like.shape[1])
+        return table[first : first + len(like)]
+
+    def keep(self, values: Tensor, first: int, num_rows: int) -> Tensor:
+        """The values of all ranks, [num_rows], in memory once, while a rank has them; ``values``
+        are this rank's, from ``first`` on. Collective."""
+        known = self._group.shared.setdefault("kept", WeakValueDictionary())
+        self._num_kept += 1
+        kept = known.get(self._num_kept)
+        if kept is None:
+            kept = _memory(num_rows * values.element_size()).view(values.dtype)
+            known[self._num_kept] = kept
+        kept[first : first + len(values)] = values
+        self._group.turn()
+        return kept
+
+
+def _memory(size: int) -> Tensor:
+    """Bytes of numpy's: no rank's own, which would be moved."""
+    return torch.from_numpy(np.empty(size, np.uint8))
 
 
 class RandomStates:
@@ -263,6 +298,10 @@ class TurnRoom(Room):
     """A barrier at which ranks hand over; the last to come goes on."""
 
     run: TurnRun
+
+    @property
+    def meetings(self) -> int:
+        return self._turn
 
     def lost(self) -> str:
         if self.run.is_stuck and not super().lost():

@@ -12,7 +12,7 @@ from torch.autograd import Function
 
 from sar.config import Policy
 from sar.edges.relation import Relation
-from sar.layers.sage import ProductFirst, SumFirst, scaled
+from sar.layers.sage import ProductFirst, SumFirst, SumUnsaved, saves_no_sums, scaled
 from sar.ops.aggregate import aggregate
 from sar.ops.sums import sums_over
 from sar.stream.plan import agree_on_gradients
@@ -65,9 +65,11 @@ def gcn(
     def scale() -> Tensor | None:
         return degree_factor(relation, x.dtype, dst)
 
-    sums = sums_over(relation, x, policy, f"gcn {src} {dst}", scale, width=width)
     function: type[Function] = SumFirst if first is None else ProductFirst
-    turned = None if weight is None else weight.t()
+    turned, name = None if weight is None else weight.t(), f"gcn {src} {dst}"
+    if first is None and saves_no_sums(relation, x, turned):
+        function, name = SumUnsaved, f"{name} before a product"
+    sums = sums_over(relation, x, policy, name, scale, width=width)
     return function.apply(x, None, turned, bias, factor, sums, donate)
 
 

@@ -69,7 +69,7 @@ class _SumAndSelf(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, eps: Tensor, sums: Sums, donate: bool) -> Tensor:
         z, finish = sums.begin(x)
-        z.addcmul_(x[: len(z)], 1 + eps)
+        z.addcmul_(sums.here(x)[: len(z)], 1 + eps)
         finish()
         ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, eps)
         ctx.sums, ctx.donate, ctx.owns = sums, donate, owns_saved()
@@ -90,5 +90,5 @@ class _SumAndSelf(Function):
             return x.detach() if ctx.donate and ctx.owns and frees_graph() else None
 
         home = ctx.sums.home(dz, place)
-        home.own()[: len(dz)].addcmul_(dz, 1 + eps)
+        home.own()[: len(dz)].addcmul_(ctx.sums.here(dz), 1 + eps)
         return home.finish(), deps, None, None

@@ -43,9 +43,10 @@ def sage_mean(
     if relation.group.meter.notes is not None:
         relation.group.meter.tell("fused")
     is_narrow = weight.shape[1] > weight.shape[0] if sum_first is None else not sum_first
-    if sum_first is None and relation.group.table is not None and x.requires_grad:
-        is_narrow = weight.shape[1] >= weight.shape[0]  # the sums need not be saved
     function: type[Function] = ProductFirst if is_narrow else SumFirst
+    name = op
+    if not is_narrow and saves_no_sums(relation, x, weight):
+        function, name = SumUnsaved, f"{op} before a product"
     width = len(weight) if is_narrow else None
     asks = x.requires_grad or (is_narrow and weight.requires_grad)
     trained = asks and torch.is_grad_enabled()
@@ -53,7 +54,7 @@ def sage_mean(
     def scale() -> Tensor | None:
         return mean_scale(relation, x.dtype) if op == "mean" else None
 
-    means = sums_over(relation, x, policy, op, scale, width=width, trained=trained)
+    means = sums_over(relation, x, policy, name, scale, width=width, trained=trained)
     return function.apply(x, own, weight, bias, None, means, donate)
 
 
@@ -104,7 +105,7 @@ class SumFirst(Function):
         factor: Tensor | None, sums: Sums, donate: bool,
     ) -> Tensor:  # fmt: skip
         s, finish = sums.begin(scaled(x, factor))
-        z = None if own is None else F.linear(x[: len(s)], own, bias)
+        z = None if own is None else F.linear(sums.here(x)[: len(s)], own, bias)
         finish()
         kept = None if own is None else x, own, weight, None if weight is None else s
         ctx.save_for_backward(*kept)
@@ -171,11 +172,15 @@ class ProductFirst(Function):
         ctx: Any, x: Tensor, own: Tensor | None, weight: Tensor, bias: Tensor | None,
         factor: Tensor | None, sums: Sums, donate: bool,
     ) -> Tensor:  # fmt: skip
-        y = [x @ weight.t()]
+        y, z = [x @ weight.t()], None
+        rows = sums.num_dst_in_turns
+        if own is not None and rows is not None and 2 * len(own) < own.shape[1]:
+            z = F.linear(x[:rows], own, bias)  # which is read again instead of x
         if factor is not None:
             y[0].mul_(factor.unsqueeze(1))
         s, finish = sums.begin(y.pop())  # which may let go of them
-        z = None if own is None else F.linear(x[: len(s)], own, bias)
+        if own is not None and z is None:
+            z = F.linear(x[: len(s)], own, bias)
         finish()
         ctx.save_for_backward(x, own, weight)
         ctx.factor, ctx.sums, ctx.donate, ctx.owns = factor, sums, donate, owns_saved()
@@ -191,6 +196,7 @@ class ProductFirst(Function):
         asks_x, asks_own, asks_weight, asks_bias, *_ = ctx.needs_input_grad
         dz, dweight, dx = dz.contiguous(), None, None
         home = ctx.sums.home(dz) if asks_x or asks_weight else None
+        dz = dz if home is None else ctx.sums.here(dz)
         down = dz.t() @ x[: len(dz)] if asks_own else None
         dbias = dz.sum(0) if asks_bias else None
         if home is None:
@@ -206,6 +212,39 @@ class ProductFirst(Function):
             if own is not None:
                 dx[: len(dz)].addmm_(dz, own)
         return dx, down, dweight, dbias, None, None, None
+
+
+class SumUnsaved(ProductFirst):
+    """z = O x own^T + b + s W^T with s = S A M x, as :class:`SumFirst`, but s is not saved.
+
+    ========  =====================  =====================================================
+    tensor    shape                  owner and lifetime
+    ========  =====================  =====================================================
+    s         [num_dst, width_in]    this rank; not saved
+    others                           as in :class:`ProductFirst`
+    ========  =====================  =====================================================
+
+    Backward is that of :class:`ProductFirst`: dy = A^T S dz is as wide as z, dW = (M dy)^T x.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, own: Tensor | None, weight: Tensor, bias: Tensor | None,
+        factor: Tensor | None, sums: Sums, donate: bool,
+    ) -> Tensor:  # fmt: skip
+        z = SumFirst.forward(ctx, x, own, weight, bias, factor, sums, donate)
+        ctx.save_for_backward(x, own, weight)  # in place of what that saved
+        ctx.sends_gradients = ctx.needs_input_grad[0] or ctx.needs_input_grad[2]
+        return z
+
+
+def saves_no_sums(relation: Relation, x: Tensor, weight: Tensor | None) -> bool:
+    """Whether x [num_src, width_in] is summed first and s is not saved: out of a table, which
+    takes dz [num_dst, width] as well as ds where that is not wider; ``weight``: [width, width_in].
+    """
+    if relation.group.table is None or weight is None or not x.requires_grad:
+        return False
+    return len(weight) <= weight.shape[1]
 
 
 def scaled(x: Tensor, factor: Tensor | None) -> Tensor:

@@ -45,6 +45,8 @@ class Sums:
         weighted: edges have weights.
     """
 
+    num_dst_in_turns: int | None = None  # rows of a sum which other ranks compute before
+
     def __init__(
         self, edges: ShardStore | LinearRelation, policy: Policy, scale: Tensor | None,
         row_bytes: int, weighted: bool = False,
@@ -132,6 +134,10 @@ class Sums:
         home.own()
         return home
 
+    def here(self, rows: Tensor) -> Tensor:
+        """``rows`` that :meth:`begin` or :meth:`home` got last, until the next collective."""
+        return rows
+
     def held_tensors(self) -> list[Any]:
         """Tensors held until backward, beside the edges."""
         return [self.scale]
@@ -205,7 +211,10 @@ class TableSums(Sums):
     ) -> None:
         self.plan, self.policy, self.scale = relation.plan, policy, scale
         self._table, self._what = table, what
+        self._scales: Tensor | None = None  # of all ranks' rows
+        self._lies: tuple[int, int] | None = None  # where own rows begin in the table, of how many
         self._into, self._out_of = edges_of_table(relation)
+        self.num_dst_in_turns = relation.num_dst
 
     def of(self, rows: Tensor | None) -> Sums:
         self._table.wait()  # before rows are made that would have to survive the turn
@@ -225,12 +234,18 @@ class TableSums(Sums):
         settled: bool = False,
     ) -> Whole:  # fmt: skip
         self._table.wait()
-        out = None if place is None else place()
-        if self.scale is not None:
-            dout = (dout * self.scale.unsqueeze(1)).to(dout.dtype)
-        rows = [dout]
+        out, scale = None if place is None else place(), self.scale
+        if scale is not None and dout.dtype != scale.dtype:  # a narrow factor would lose digits
+            dout, scale = (dout * scale.unsqueeze(1)).to(dout.dtype), None
+        elif scale is not None and self._scales is None:
+            ends = self._out_of
+            self._scales = self._table.keep(scale, ends.first, ends.num_rows)
+        rows, factors = [dout], Factors(gathered=None if scale is None else self._scales)
         del dout
-        return Whole(self._summed(self._out_of, rows, Factors(), out))
+        return Whole(self._summed(self._out_of, rows, factors, out))
+
+    def here(self, rows: Tensor) -> Tensor:
+        return rows if self._lies is None else self._table.own(rows, *self._lies)
 
     def _summed(
         self, ends: TableEdges, rows: list[Tensor], factors: Factors, out: Tensor | None
@@ -238,8 +253,10 @@ class TableSums(Sums):
         """Sums of ``rows``, the only ones of a list, which is emptied when they are published."""
         width, dtype = rows[0].shape[1], rows[0].dtype
         if not width:
+            self._lies = None
             return rows[0].new_empty((ends.edges.num_rows, 0), dtype=wide_dtype(dtype))
         at_once = self._table.columns(ends.num_rows, width, dtype)
+        self._lies = (ends.first, ends.num_rows) if at_once == width else None
         sums = list[Tensor]()
         for low in range(0, width, at_once):
             some = [(rows[0] if low + at_once < width else rows.pop())[:, low : low + at_once]]
