@@ -94,8 +94,11 @@ def test_an_evaluation_on_one_rank(partitioned: Cutter) -> None:
 
 
 SCRIPT = """
-import sys, torch, sar
-group = sar.initialize_comms(timeout=10)
+import os, sys, time, torch, sar
+open("here-" + os.environ["RANK"], "w").close()
+while not (os.path.exists("here-0") and os.path.exists("here-1")):
+    time.sleep(0.01)  # so that the limit is not that of imports
+group = sar.initialize_comms(timeout=5)
 what = sys.argv[1]
 try:
     if what == "lengths":

@@ -15,8 +15,8 @@ import dgl.function as fn
 import dgl.nn
 import pytest
 import torch
-from harness import WorkerPool, run_threads
-from harness.commands import launch_on
+from harness import run_threads
+from harness.commands import on_threads
 from harness.graphs import NUM_FEATURES, looped
 from harness.parts import Cutter
 from harness.rows import Part, whole
@@ -24,7 +24,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import sar
-from sar.__main__ import main
 from sar.comm import Group
 from sar.models import LayerRow
 from sar.train import DataOptions, Trainer, TrainOptions, load_node_data
@@ -387,21 +386,15 @@ def test_the_trainer_says_it_once(partitioned: Cutter, caplog: pytest.LogCapture
 
 
 def test_the_command_prints_it(
-    tmp_path: Path,
-    processes: WorkerPool,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+    tmp_path: Path, partitioned: Cutter, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """And trains on as if it had not been asked."""
-    runs = []
+    path, runs = partitioned(looped(), 2, "random"), []
     for extra in ([], ["--explain"]):
         out = tmp_path / f"run{len(extra)}.json"
-        words = ["train", "synthetic:nodes=200,edges=1200,seed=0", "--nproc", "2", "--layers", "2"]
-        words += ["--hidden", "8", "--epochs", "2", "--dropout", "0.5", "--no-progress"]
-        with monkeypatch.context() as patch:
-            if not extra:  # one of the commands starts its ranks
-                patch.setattr("sar.cli.train.launch", launch_on(processes))
-            assert main([*words, "--mfgs", "off", "--json", str(out), *extra]) == 0
+        words = ["--layers", "2", "--hidden", "8", "--epochs", "2", "--dropout", "0.5"]
+        words += ["--no-progress", "--mfgs", "off", "--json", str(out)]
+        on_threads(2, "train", path, *words, *extra)
         shown, run = capfd.readouterr().out, json.loads(out.read_text())
         assert ("one epoch of rank 0 of 2" in shown) == bool(extra)
         runs.append([epoch["loss"] for epoch in run["epochs"]])

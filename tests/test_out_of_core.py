@@ -27,7 +27,7 @@ ROWS, ROOM = 1 << 23, 64 << 20  # float32 that a rank keeps; bytes of all, above
 
 @pytest.fixture(scope="module")
 def parts(partitioned: Any) -> str:
-    return partitioned(community(NODES, 6 * NODES, 8, classes=8, features=32), PARTS)
+    return partitioned(community(NODES, 3 * NODES, 8, classes=8, features=32), PARTS)
 
 
 @pytest.mark.timeout(300)

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 import sar
 from sar.comm import TurnGroup
+from sar.files import scratch_folder
 from sar.memory.spill import Spill
 from sar.train.memory import anonymous_mb
 
@@ -152,6 +153,14 @@ class Watch:
         return self.peak - self.before
 
 
+def warm_up(size: int, name: str) -> None:
+    """Compile and import, on a small graph."""
+    with scratch_folder() as folder:
+        source = "synthetic:nodes=600,edges=3600,classes=8,features=32"
+        path = sar.partition_graph(source, folder / "parts", size, method="random")
+        TurnGroup.run(size, lambda group: train(sar.load_partition_data(path), name, 1))
+
+
 def main(path: str, folder: str, names: list[str]) -> None:
     size = sar.partition.load.read_book(path).num_parts
 
@@ -165,7 +174,7 @@ def main(path: str, folder: str, names: list[str]) -> None:
         return body
 
     for name in names:
-        TurnGroup.run(size, case(name, epochs=1))  # compiles and imports
+        warm_up(size, name)
         watch = Watch()
         want = TurnGroup.run(size, case(name), between=[watch])
         in_memory, watch = watch.above, Watch()
