@@ -211,7 +211,12 @@ class ThreadGroup(Group):
             raise
         if failures:
             causes = [error for error in failures if not isinstance(error, CommError)]
-            raise (causes or failures)[0]
+            error = (causes or failures)[0]
+            try:
+                raise error
+            finally:  # the error's frames hold these names: a cycle, with all tensors of the ranks
+                failures.clear()
+                del error, causes
         if checks and (problem := checks[0].compare(reports)):
             warnings.warn(problem, MistakeWarning, stacklevel=2)
         return results

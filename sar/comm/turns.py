@@ -110,8 +110,8 @@ class Table:
         if fit < 1:
             raise SarError(
                 f"memory: got {self._num_bytes:,} bytes for a table of rows and a part's own, "
-                f"expected at least {held + column:,}, for {together} columns of {num_rows:,} "
-                "rows, or a graph of more parts"
+                f"expected at least {held + column:,}, {held + column - self._num_bytes:,} more, "
+                f"for {together} columns of {num_rows:,} rows, or a graph of more parts"
             )
         return math.ceil(width / math.ceil(width / fit)) if width else 1
 
@@ -217,12 +217,13 @@ class TurnRun(Run):
         waiting: the room in which a rank waits for others, by rank.
         step: 1 on the way forth, -1 on the way back.
         is_stuck: all ranks wait, each for one that will not come.
+        is_interrupted: from outside; no rank goes on.
         shared: see :class:`TurnGroup`.
     """
 
     def __init__(self, size: int, between: Sequence[Between]) -> None:
         super().__init__(timeout=math.inf)
-        self.holder, self.step, self.is_stuck = 0, 1, False
+        self.holder, self.step, self.is_stuck, self.is_interrupted = 0, 1, False, False
         self.ready, self.waiting = set(range(size)), dict[int, TurnRoom]()
         self.shared = dict[Any, Any]()
         self._between = between
@@ -243,6 +244,7 @@ class TurnRun(Run):
     def interrupt(self, error: BaseException) -> None:
         """Let each rank fail at its next collective, and wait until all have."""
         with self.changed:
+            self.is_interrupted = True
             self.first_error = self.first_error or f"{type(error).__name__} from outside"
             self._wake()
         for thread in self.threads:
@@ -302,6 +304,11 @@ class TurnRoom(Room):
     @property
     def meetings(self) -> int:
         return self._turn
+
+    def wait(self, rank: int) -> None:
+        if self.run.is_interrupted:  # also the last to come, whom nobody has to wait for
+            raise CommError(f"rank {rank}: {self.run.first_error}")
+        super().wait(rank)
 
     def lost(self) -> str:
         if self.run.is_stuck and not super().lost():

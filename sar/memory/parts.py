@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from sar import expect
@@ -70,7 +70,7 @@ def run_parts(
     with nullcontext() if directory is None else Spill(directory, most) as spill:
 
         def rank(group: Group) -> Any:
-            with nullcontext() if spill is None else spill.following(group):
+            with nullcontext() if spill is None else spill.following(group), _naming(group.rank):
                 return function(load_partition_data(path), *args)
 
         if spill is None:
@@ -91,6 +91,17 @@ def summary_text(summary: dict[str, Any]) -> str:
             *(f"  {size / 1e6:>9,.1f} MB of {maker}" for maker, size in largest),
         ]
     )
+
+
+@contextmanager
+def _naming(part: int) -> Iterator[None]:
+    """An error's traceback ends with the part that it comes from (since Python 3.11)."""
+    try:
+        yield
+    except Exception as error:
+        if hasattr(error, "add_note"):
+            error.add_note(f"in part {part}")
+        raise
 
 
 def _check(function: Any, args: Any, directory: Any, memory: Any) -> None:

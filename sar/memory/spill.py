@@ -25,12 +25,13 @@ from sar.comm import Group
 from sar.comm.environment import memory_left
 from sar.comm.meter import Meter
 from sar.errors import SarError
-from sar.files import locked_folder, naming
+from sar.files import locked_folder
 from sar.kernels.device import is_host
 from sar.kernels.jit import reading
 from sar.memory.blocks import PAGE, Block, SpillFile, Staged, is_mapped, map_buffers_from
 
 LEAST_BYTES = 1 << 18  # smaller tensors stay
+_LEAST_ROOM = 32 << 20  # bytes for blocks; less is not worth a try
 _MOST_AHEAD = 4  # a part of what there is, for what the next rank will need
 _NO_LIMIT = 1 << 50
 _FOLDER = "sar-out-of-core"
@@ -54,8 +55,8 @@ class Spill:
             that made them, when they were most.
 
     Raises:
-        ValueError: the folder is in memory. SarError: another run has it, no room, too little
-            memory. NotSupportedError: no Linux, another allocator than glibc's.
+        ValueError: the folder is in memory. SarError: another run has it, no right to write there,
+            no room, too little memory. NotSupportedError: no Linux, another allocator than glibc's.
     """
 
     def __init__(
@@ -72,19 +73,24 @@ class Spill:
         self._touched, self._through = set[int](), list[Block]()
         self.kept = Counter[str]()
         self._open = ExitStack()
+        self._process = os.getpid()
 
     def __enter__(self) -> Spill:
         check_folder(self._parent)
-        with naming(self._parent):
-            self._parent.mkdir(parents=True, exist_ok=True)
         map_buffers_from(self._least)
         with ExitStack() as opened:
             try:
+                self._parent.mkdir(parents=True, exist_ok=True)
                 folder = opened.enter_context(locked_folder(self._parent / _FOLDER))
             except BlockingIOError as error:
                 raise SarError(
                     f"directory: {os.fspath(self._parent)!r} is in use by another run; expected a "
                     "folder of this run's own"
+                ) from error
+            except OSError as error:
+                raise SarError(
+                    f"directory: got {os.fspath(self._parent)!r}, where no file can be made: "
+                    f"{error.strerror}; expected a folder that this process may write"
                 ) from error
             self._file = SpillFile(folder)
             opened.callback(self._file.close)
@@ -92,7 +98,7 @@ class Spill:
             self._most = self._memory or now + int(min(memory_left(), _NO_LIMIT)) // 2
             self._limit = self._room = self._most - now
             if self._limit <= 0:
-                raise self._too_little(now)
+                raise self._too_little(0)
             self._reader = ThreadPoolExecutor(1, "sar-read-ahead")
             opened.callback(self._reader.shutdown)
             opened.callback(self._drop_coming)
@@ -204,7 +210,7 @@ class Spill:
                 self._resident += block.size
 
     def _find(self, tensor: Tensor) -> Block | None:
-        if not _is_plain(tensor):
+        if not _is_plain(tensor) or self._is_forked():
             return None
         number = storage_id(tensor)
         block = self._blocks.get(number)
@@ -239,7 +245,12 @@ class Spill:
 
     def _follows(self, storage: UntypedStorage) -> bool:
         """Whether a new storage may leave memory."""
-        return storage.nbytes() >= self._least and is_mapped(storage)
+        return storage.nbytes() >= self._least and is_mapped(storage) and not self._is_forked()
+
+    def _is_forked(self) -> bool:
+        """Whether this is a child of the run's process, as a loader's worker: it reads what is out
+        through its maps, and must not write, as the file is its parent's."""
+        return os.getpid() != self._process
 
     # Room.
 
@@ -252,7 +263,7 @@ class Spill:
                 short -= self._let_go(rank, short)
                 if short <= 0:
                     return
-            raise self._too_little(self._most + short)
+            raise self._too_little(self._limit + short)
 
     @property
     def _ahead(self) -> int:
@@ -272,7 +283,9 @@ class Spill:
             done += block.size
         return done
 
-    def _too_little(self, least: int) -> SarError:
+    def _too_little(self, needed: int) -> SarError:
+        """Blocks need so many bytes now; what follows may need as much again, as in backward."""
+        least = self._most - self._limit + max(2 * needed, _LEAST_ROOM)
         return SarError(
             f"memory: got {self._most:,} bytes, and part {self._rank} needs more at this point; "
             f"expected at least {least:,}, or a graph of more parts"
