@@ -683,7 +683,7 @@ def test_version_and_requirements_agree() -> None:
 
 # Lines and files, which work that adds an ability raises by what that is worth.
 CEILINGS = {
-    "sar": (60_110, 343),
+    "sar": (60_060, 343),
     "sar/partition": (10_040, 52),
     "tests": (45_640, 206),
     "benchmarks": (7_340, 65),
