@@ -1,0 +1,101 @@
+"""Models out of core in a quarter of the memory that they need in memory: the same bits."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from benchmarks import graphs
+from benchmarks.cluster import LAUNCH, ROOT
+from benchmarks.registry import Figure, Options, Report, Table, benchmark
+from benchmarks.tasks.quarter import MODELS, TYPED
+from sar.partition.sources.generate import bibliography_graph
+
+NODES, PAPERS, PARTS = 1 << 18, 1 << 17, 16
+ANONYMOUS = 0.8  # of a quarter: the rest is for page cache, which counts, and for what is not seen
+_GROUPS = Path("/sys/fs/cgroup/memory")
+Told = dict[str, Any]
+
+
+@benchmark("quarter", "limits")
+def quarter(options: Options) -> Report:
+    """Layers, wirings, an edge program and several types, out of core in a control group.
+
+    It holds, above an interpreter with its imports, a quarter of what the run in memory needs above
+    that; the page cache counts.
+    """
+    if not os.access(_GROUPS, os.W_OK):
+        return Report(skipped=f"no right to make control groups in {_GROUPS}")
+    cut = ("random", PARTS)
+    plain = graphs.community(options, [cut], NODES, 8 * NODES).parts[cut]
+    make = partial(bibliography_graph, papers=PAPERS)
+    typed = graphs.partitions(options, f"bibliography-{PAPERS}", make, [cut])[cut]
+    columns = ["model", "in memory MB", "group MB", "peak MB", "read GB", "written GB",
+               "CPU s", "in memory CPU s", "same bits", "lived longest"]  # fmt: skip
+    table = Table(f"{NODES} nodes, {PARTS} parts, MB above those of the bare process", columns)
+    report = Report(tables=[table])
+    for name in [*MODELS, TYPED]:
+        parts = str(typed if name == TYPED else plain)
+        line, same = _compare(parts, name)
+        print(line, flush=True)
+        table.rows.append([name, *line])
+        report.figures.append(Figure(f"{name}: the same bits in a quarter", same, at_least=1))
+    return report
+
+
+def _compare(parts: str, name: str) -> tuple[list[Any], bool]:
+    """A line of the table behind the name, and whether all bits are the same."""
+    bare, bare_group = run([parts])
+    want, _ = run([parts, name])
+    for one in (bare, want):
+        if "error" in one:
+            raise RuntimeError(f"{name}, in memory: {one['error']}")
+    need = want["peak"] - bare["peak"]
+    limit = bare_group + need // 4
+    memory = bare["anonymous"] + int(ANONYMOUS * (need // 4))
+    with tempfile.TemporaryDirectory(dir=".") as folder:
+        got, most = run([parts, name, folder, str(memory)], limit)
+    if "error" in got:
+        print(name, got["error"])
+    same = got.get("found") == want["found"]
+    kept = next(iter(got.get("kept", {"": 0})))
+    moved = [got.get(f"{what}_bytes", 0) / 1e9 for what in ("read", "written")]
+    peak = (most - bare_group) / 1e6
+    cpu = [got.get("cpu", 0), want["cpu"]]
+    return [need / 1e6, need / 4e6, peak, *moved, *cpu, same, kept], same
+
+
+def run(words: list[str], limit: int = -1) -> tuple[Told, int]:
+    """What a task tells, or its ``error``, and the most bytes that its group had."""
+    with _group(limit) as group:
+        join = f'echo $$ > {group}/cgroup.procs && exec "$@"'
+        command = [sys.executable, "-m", "benchmarks.tasks.quarter", *words]
+        done = subprocess.run(
+            ["sh", "-c", join, "sh", *command], capture_output=True, text=True, cwd=ROOT,
+            env={**os.environ, **LAUNCH, "PYTHONPATH": str(ROOT)}, check=False,
+        )  # fmt: skip
+        most = int((group / "memory.max_usage_in_bytes").read_text())
+    if done.returncode:
+        return {"error": f"status {done.returncode}: {done.stderr[-600:]}"}, most
+    return json.loads(done.stdout.splitlines()[-1]), most
+
+
+@contextmanager
+def _group(limit: int) -> Iterator[Path]:
+    """A new control group of so many bytes, page cache included; -1: of any."""
+    group = _GROUPS / f"quarter-{os.getpid()}"
+    group.mkdir()
+    try:
+        (group / "memory.limit_in_bytes").write_text(str(limit))
+        yield group
+    finally:
+        (group / "memory.force_empty").write_text("0")
+        group.rmdir()
