@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 import torch
 from harness.graphs import mixed
+from harness.nursery import Nursery
 from harness.parts import Cutter
 from one_loop import misbehave
+from test_examples import free_ports, wait_for_all
 
 import sar
 from sar.cli import call_files, worker
@@ -36,20 +38,43 @@ def losses_of(*words: str) -> list[float]:
         [sys.executable, *words], env=environment(), capture_output=True, text=True, timeout=110
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    (line,) = [one for one in done.stdout.splitlines() if one.startswith("losses ")]
-    for other in done.stdout.splitlines():
+    return losses_in(done.stdout)
+
+
+def losses_in(printed: str) -> list[float]:
+    """The losses that a script has printed; those that it got back from its ranks are the same."""
+    (line,) = [one for one in printed.splitlines() if one.startswith("losses ")]
+    for other in printed.splitlines():
         assert not other.startswith("launched ") or other.split(" ", 1)[1] == line.split(" ", 1)[1]
     return json.loads(line.split(" ", 1)[1])
 
 
+def losses_by_torchrun(nursery: Nursery, parts: str, size: int) -> list[float]:
+    """What the first rank prints, in the environment that torchrun gives to each; alone without."""
+    (port,) = free_ports(1)
+    given = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    places = [given | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(size)]
+    started = [
+        nursery.start([str(SCRIPT), parts], environment() | (place if size > 1 else {}))
+        for place in places
+    ]
+    try:
+        wait_for_all(started, seconds=100)
+        assert [one.returncode for one in started] == [0] * size, started[0].text("err")[-3000:]
+        return losses_in(started[0].text("out"))
+    finally:
+        for one in started:
+            one.kill()
+
+
 @pytest.mark.system
-def test_alone_by_torchrun_and_launched_the_losses_are_the_same(partitioned: Cutter) -> None:
+def test_alone_by_torchrun_and_launched_the_losses_are_the_same(
+    partitioned: Cutter, nursery: Nursery
+) -> None:
     one, two = partitioned(mixed(), 1), partitioned(mixed(), 2, "random")
-    alone = losses_of(str(SCRIPT), one)
+    alone = losses_by_torchrun(nursery, one, 1)
     launched = losses_of(str(SCRIPT), two, "2")
-    torchrun = losses_of(
-        "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(SCRIPT), two
-    )
+    torchrun = losses_by_torchrun(nursery, two, 2)
     assert launched == torchrun, "the same parts: bit for bit"
     assert launched == pytest.approx(alone, rel=1e-5) and alone[-1] < alone[0]
 

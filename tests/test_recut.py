@@ -18,7 +18,7 @@ import sar
 from sar.partition.sources.parts import read_partitions
 
 pytestmark = pytest.mark.usefixtures("small_blocks")
-METHODS = ("coarsen", "hotness", "metis", "random", "contiguous")
+METHODS = ("coarsen", "hotness", "random", "contiguous")
 
 
 @pytest.mark.parametrize("damage", ["twice", "far", "float"])
@@ -49,6 +49,7 @@ def test_ids_that_are_no_numbering_stay_a_column(damage: str, tmp_path: Path) ->
     ("method", "formats"),
     [
         *((method, ("dgl", "dgl")) for method in METHODS),
+        pytest.param("metis", ("dgl", "dgl"), marks=pytest.mark.slow),
         *((("random", formats)) for formats in (("dgl", "pyg"), ("pyg", "dgl"), ("pyg", "pyg"))),
     ],
 )

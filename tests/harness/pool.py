@@ -24,8 +24,9 @@ OWNED: set[int] = set()  # the process that others are forked from, for the leak
 # Processes are forks of one that has imported, which takes seconds, and done nothing else.
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
-    ["torch", "dgl.nn", "torch_geometric.nn", "sar.cli.train", "sar.sampling"]
-)
+    ["torch", "dgl.nn", "torch_geometric.nn", "sar.cli.train", "sar.sampling",
+     "torch._dynamo", "scipy.sparse.csgraph"]  # the first step of an optimizer, covers of edges
+)  # fmt: skip
 
 
 def start(process: BaseProcess) -> None:
