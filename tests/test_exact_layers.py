@@ -1,6 +1,6 @@
-"""Every layer equals DGL on the whole graph: logits, loss, all gradients, five optimizer steps.
+"""Every layer equals DGL on the whole graph: logits, loss, all gradients, three optimizer steps.
 
-The usual run covers every pair of values of the dimensions below; ``--full-matrix`` runs the whole
+The usual run covers pairs of values of the dimensions below; ``--full-matrix`` runs the whole
 product, where rows outside the covering compare one step's logits, loss and gradients.
 """
 
@@ -32,11 +32,13 @@ Row = tuple  # (model, size, cut, rounds, mfgs, rematerialize, dtype)
 
 
 def possible(row: Row) -> bool:
-    model, size, _, rounds, mfgs, _, dtype = row
+    model, size, cut, rounds, mfgs, _, dtype = row
     if dtype == torch.bfloat16 and not models.runs_in_bfloat16(model):
         return False
     if mfgs and not models.runs_on_blocks(model):
         return False
+    if size == 8 and cut == "coarsen" and model.startswith(("GatedGraphConv", "EdgeWeightNorm")):
+        return False  # a rank has no edge there, on which DGL's own code raises
     return rounds is None or rounds < max(2, size - 1)  # as many as strict is strict
 
 
@@ -44,17 +46,23 @@ def product() -> Iterator[Row]:
     return filter(possible, itertools.product(MODELS, SIZES, *REST))
 
 
+def usual(row: Row) -> bool:
+    """Three ranks are for every other model, four for the others, eight for every third."""
+    number = MODELS.index(row[0])
+    return {3: number % 2 == 0, 4: number % 2 == 1, 8: number % 3 == 0}.get(row[1], True)
+
+
 def covering() -> list[Row]:
     """Rows that hold every pair of values: per model and size the one with the most new pairs."""
-    missing = set().union(*(pairs(row) for row in product()))
+    missing = set().union(*(pairs(row) for row in product() if usual(row)))
     shuffled, chosen = random.Random(0), []  # rows that are equally good differ from case to case
-    for head in itertools.product(MODELS, SIZES):
+    for head in filter(usual, itertools.product(MODELS, SIZES)):
         rows = [(*head, *rest) for rest in itertools.product(*REST)]
         shuffled.shuffle(rows)
         best = max(filter(possible, rows), key=lambda row: len(pairs(row) & missing))
         chosen.append(best)
         missing -= pairs(best)
-    for row in product():
+    for row in filter(usual, product()):
         if pairs(row) & missing:
             chosen.append(row)
             missing -= pairs(row)
