@@ -95,7 +95,7 @@ POLICIES: list[dict] = [{}, {"rounds": 1}, {"rounds": 2}, {"memory_budget": "64K
 
 @pytest.mark.parametrize("policy", POLICIES, ids=str)
 @pytest.mark.parametrize(
-    ("size", "cut"), [(2, "metis"), (3, "random"), (4, "adversarial"), (5, "contiguous")]
+    ("size", "cut"), [(2, "coarsen"), (3, "random"), (4, "adversarial"), (5, "contiguous")]
 )
 def test_gradients_equal_dgl(
     size: int, cut: str, policy: dict, partitioned: Cutter, passes: list[bool]

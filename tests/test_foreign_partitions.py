@@ -44,7 +44,7 @@ WRITERS: dict[str, Callable[..., Path]] = {
     "glt by src": write_glt,
     "glt by dst": lambda *args: write_glt(*args, side="dst"),
 }
-CUTS = [(1, "random"), (2, "metis"), (3, "random"), (4, "adversarial")]
+CUTS = [(1, "random"), (2, "coarsen"), (3, "random"), (4, "adversarial")]
 
 
 def both(

@@ -99,11 +99,11 @@ def by_id(parts: list[dict], key: str, ids: str) -> Tensor:
 @pytest.mark.parametrize(
     ("size", "method", "rounds", "mfgs"),
     [
-        (1, "metis", None, False),
+        (1, "coarsen", None, False),
         (2, "random", None, True),
         (3, "random", 2, False),
         (4, "adversarial", 1, True),
-        (8, "metis", 3, False),
+        (8, "coarsen", 3, False),
     ],
 )
 def test_typed_layers(
@@ -123,7 +123,7 @@ def test_typed_layers(
         assert_gradients_close(found, grads[0], torch.float64)
 
 
-@pytest.mark.parametrize(("size", "method"), [(1, "metis"), (4, "adversarial"), (3, "random")])
+@pytest.mark.parametrize(("size", "method"), [(1, "coarsen"), (4, "adversarial"), (3, "random")])
 def test_features_and_ids(size: int, method: str, partitioned: Cutter) -> None:
     """What all types have alike, types, and original numbers; degrees; an empty part."""
 
@@ -179,7 +179,7 @@ def test_features_of_some_types_are_left_out(partitioned: Cutter) -> None:
             "user": {"x": torch.ones(31, 2)},
         },
     )  # fmt: skip
-    data = sar.load_dgl_partition_data(partitioned(graph, 1, "metis"), 0, "cpu")
+    data = sar.load_dgl_partition_data(partitioned(graph, 1, "coarsen"), 0, "cpu")
     one = sar.to_homogeneous(data)
     assert set(one.node_features) == {"_TYPE", "_N/_TYPE"}
     assert set(one.edge_features) == {f"{EDGES}/_TYPE", f"{EDGES}/orig_eid"}

@@ -84,7 +84,7 @@ def fewest_rows(path: str, size: int) -> int:
 
 
 @by_pairs(
-    cut=[(2, "metis"), (3, "random"), (4, "adversarial")],
+    cut=[(2, "coarsen"), (3, "random"), (4, "adversarial")],
     op=["sum", "mean"],
     dtype=[torch.float64, torch.float32],
 )

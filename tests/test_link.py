@@ -35,7 +35,7 @@ from sar.nn import (
 from sar.tracing.lazy import eager
 
 DIM, TYPES, K, SEED = 5, 3, 3, 11
-CUTS = [(1, "random"), (3, "metis"), (4, "random"), (4, "adversarial"), (3, "adversarial")]
+CUTS = [(1, "random"), (3, "coarsen"), (4, "random"), (4, "adversarial"), (3, "adversarial")]
 SCORERS = ["dot", "distmult", "mlp"]
 METHODS = ["uniform", "per_source", "per_destination"]
 
@@ -379,7 +379,7 @@ def test_all_nodes_tied(name: str, partitioned: Cutter) -> None:
     h = [rows_of(graph)[:1].expand(graph.total_nodes, -1)] * 2
     want = brute_ranks(scorer_of(name), h, edges)[::2]
     assert float(want.min()) > 10
-    for size, cut in [(1, "random"), (4, "adversarial"), (3, "metis")]:
+    for size, cut in [(1, "random"), (4, "adversarial"), (3, "coarsen")]:
         parts = run_threads(size, case_ranks, partitioned(graph, size, cut), name, True, True)
         assert torch.equal(join_edges(parts, "ranks", len(want)), want)
 

@@ -18,7 +18,7 @@ import sar
 from sar.comm import Group
 from sar.sampling import LinkNeighborLoader, NegativeSampling, NeighborLoader
 
-CUTS = [(1, "random"), (2, "metis"), (3, "random"), (4, "adversarial")]
+CUTS = [(1, "random"), (2, "coarsen"), (3, "random"), (4, "adversarial")]
 
 
 def pairs_of(batch: Any) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:

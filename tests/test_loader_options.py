@@ -17,7 +17,7 @@ import sar
 from sar.comm import Group
 from sar.sampling import LinkNeighborLoader, NeighborLoader, Sample, SubgraphLoader
 
-CUTS = [(1, "random"), (2, "metis"), (3, "random"), (4, "adversarial")]
+CUTS = [(1, "random"), (2, "coarsen"), (3, "random"), (4, "adversarial")]
 
 
 def epochs(group: Group, path: str, ntype: str, options: dict) -> list:

@@ -87,7 +87,7 @@ def by_id(rows: list[Tensor], ids: list[Tensor]) -> tuple[Tensor, Tensor]:
     name=["mixed", "hetero"],
     seeds=["some", "all", "one", "none"],
     keep=[True, False],
-    cut=[(1, "metis"), (3, "random"), (4, "adversarial")],
+    cut=[(1, "coarsen"), (3, "random"), (4, "adversarial")],
 )
 def test_blocks_equal_to_block(
     name: str, seeds: str, keep: bool, cut: tuple[int, str], partitioned: Cutter

@@ -138,8 +138,8 @@ def check(parts: list[dict], want: dict) -> None:
 
 
 SETTINGS = [
-    (1, "metis", None, False), (2, "random", 1, True), (3, "random", 2, False),
-    (4, "adversarial", None, True), (8, "metis", 3, False),
+    (1, "coarsen", None, False), (2, "random", 1, True), (3, "random", 2, False),
+    (4, "adversarial", None, True), (8, "coarsen", 3, False),
 ]  # fmt: skip
 
 
