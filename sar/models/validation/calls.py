@@ -33,15 +33,16 @@ def call_on(
     Raises ``ValueError`` where nodes have no column ``features``, by default the front end's usual
     one or the only matrix.
     """
-    needed = [p for p in inspect.signature(model.forward).parameters.values() if _is_needed(p)]
-    if said is None and len(needed) == 1 and needed[0].name not in NAMES_OF_EDGES:
+    places = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    taken = inspect.signature(model.forward).parameters.values()
+    needed = [p.name for p in taken if p.kind in places and p.default is p.empty]
+    if said is None and len(needed) == 1 and needed[0] not in NAMES_OF_EDGES:
         return model(given)
     called, front = said or read_call(model, None, front_end), registry.front_end(front_end)
     if said is None and called.has("graph"):  # no name says what it is
         called = replace(called, places=(*front.PLACES, *called.places[2:]))
-    found = {}
-    if any(map(called.has, NAMES_OF_ROWS)):
-        found = columns_by_type(front, given, features)
+    asks = any(map(called.has, NAMES_OF_ROWS))
+    found = columns_by_type(front, given, features) if asks else {}
     is_one = len(front.node_columns(given)) == front.num_relations(given) == 1
     return called(model, given, next(iter(found.values()), None) if is_one else found)
 
@@ -58,17 +59,10 @@ def columns_by_type(front: Any, given: Any, features: str | None) -> dict[str, T
     return found
 
 
-def _is_needed(parameter: inspect.Parameter) -> bool:
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return parameter.kind in kinds and parameter.default is inspect.Parameter.empty
-
-
 def _features(frame: Any, said: str | None, usual: str) -> Any:
     """The column of that name, or the usual one, or the only matrix of numbers; or ``None``."""
-    names = list(frame.keys())
-    if said is not None or usual in names:
-        name = usual if said is None else said
-        return frame[name] if name in names else None
-    columns = [frame[name] for name in names]
-    matrices = [one for one in columns if one.dim() == 2 and one.is_floating_point()]
+    columns = {name: frame[name] for name in frame.keys()}
+    if said is not None or usual in columns:
+        return columns.get(usual if said is None else said)
+    matrices = [one for one in columns.values() if one.dim() == 2 and one.is_floating_point()]
     return matrices[0] if len(matrices) == 1 else None

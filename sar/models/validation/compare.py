@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from sar.partition.arrays import GraphArrays
 
 TOLERANCE = 1e-7  # of float64, in units of the largest number; ranks add in another order
 ROUGH = 1e-3  # where the model computes in narrower numbers itself
@@ -31,10 +35,11 @@ class Kind:
 
 
 class Layout:
-    """Which rows of the whole graph each rank's rows are."""
+    """Which rows of the whole graph each rank's rows are, by the types of nodes and edges."""
 
-    def __init__(self, kinds: Sequence[Kind]) -> None:
-        self.kinds = [kind for kind in kinds if kind.total]
+    def __init__(self, nodes: Sequence[Kind], edges: Sequence[Kind]) -> None:
+        known = [kind for one in (nodes, edges) for kind in (*one, *_together(one))]
+        self.kinds = [kind for kind in known if kind.total]
 
     def dim_of_rows(self, whole: Sequence[int], parts: Sequence[Sequence[int]]) -> list:
         """(dimension, kind) by which tensors of these shapes may be rows of one kind."""
@@ -69,6 +74,36 @@ class Layout:
         if not found and _fit_together(whole, parts):
             found.append(apart(_sorted(whole), _sorted(torch.cat(list(parts))), scale))
         return min(found, default=None)
+
+
+def _together(kinds: Sequence[Kind]) -> list[Kind]:
+    """All types one behind the other, on each rank and in the whole graph, if there are several."""
+    if len(kinds) < 2:
+        return []
+    starts, pieces = _starts(kind.total for kind in kinds), []
+    for ranks in zip(*(kind.pieces for kind in kinds)):
+        own = _starts(piece.count for piece in ranks)
+        here = torch.cat([piece.here + start for piece, start in zip(ranks, own)])
+        there = torch.cat([piece.there + start for piece, start in zip(ranks, starts)])
+        pieces.append(Piece(own[-1], here, there))
+    return [Kind(starts[-1], tuple(pieces))]
+
+
+def _starts(counts: Iterable[int]) -> list[int]:
+    return list(accumulate(counts, initial=0))
+
+
+def layout_of(graph: GraphArrays, parts: np.ndarray, count: int) -> Layout:
+    """Which nodes and edges each rank has, in the order in which it has them."""
+
+    def kind(owner: Tensor) -> Kind:
+        found = [(owner == rank).nonzero()[:, 0] for rank in range(count)]
+        return Kind(len(owner), tuple(Piece(len(i), torch.arange(len(i)), i) for i in found))
+
+    all_owners = torch.from_numpy(np.asarray(parts, np.int64))
+    owners = dict(zip(graph.num_nodes, all_owners.split([*graph.num_nodes.values()])))
+    edges = [kind(owners[etype[2]][dst]) for etype, (_, dst) in graph.edges.items()]
+    return Layout(list(map(kind, owners.values())), edges)
 
 
 def _without(shape: Sequence[int], dim: int) -> list[int]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,7 @@ from torch import Tensor, nn
 from sar.models.prepare import with_norms_of_ranks
 from sar.models.validation.blame import Comparison, Place
 from sar.models.validation.compare import Kind, Layout, Piece
-from sar.models.validation.record import CALL, Event
-from sar.models.validation.run import Run
+from sar.models.validation.record import CALL, Event, Run
 from sar.partition.arrays import ORIG_ID, GraphArrays
 
 NORM = (
@@ -41,9 +41,9 @@ SHARES = (
     "penalty of parameters, counts once for each rank"
 )
 STATE = "what the module keeps from one call to the next"
-_UNBIASED = 0.05  # of a change: as much can be a divisor of n - 1 in a deviation
 OTHERS = "state or data outside of its inputs, or what only ranks do"
 FUSED = "sar's fused layer and the layer's own code differ: please report it"
+_UNBIASED = 0.05  # of a change: as much can be a divisor of n - 1 in a deviation
 
 
 @dataclass(frozen=True)
@@ -54,113 +54,95 @@ class Changed:
     layout: Layout
 
 
-def permuted(graph: GraphArrays) -> Changed:
-    """The same graph with nodes and edges in another order."""
-    rng = np.random.default_rng(1)
-    nodes = {n: torch.from_numpy(rng.permutation(count)) for n, count in graph.num_nodes.items()}
-    orders = {e: torch.from_numpy(rng.permutation(len(s))) for e, (s, _) in graph.edges.items()}
-    number = {n: order.argsort() for n, order in nodes.items()}
-    edges = {
-        etype: (number[etype[0]][src][orders[etype]], number[etype[2]][dst][orders[etype]])
-        for etype, (src, dst) in graph.edges.items()
+def permuted(graph: GraphArrays, shuffle: Callable[[int], np.ndarray]) -> Changed:
+    """The same graph with nodes and edges in an order that ``shuffle`` gives for their number."""
+    orders: dict[Any, Tensor] = {
+        kind: torch.from_numpy(shuffle(count)) for kind, count in _counts(graph).items()
     }
+    number = {ntype: orders[ntype].argsort() for ntype in graph.num_nodes}
     made = replace(
         graph,
-        edges=edges,
-        node_data={n: _rows(data, nodes[n]) for n, data in graph.node_data.items()},
-        edge_data={e: _rows(data, orders[e]) for e, data in graph.edge_data.items()},
+        edges={
+            e: (number[e[0]][src][orders[e]], number[e[2]][dst][orders[e]])
+            for e, (src, dst) in graph.edges.items()
+        },
+        **_columns(graph, lambda kind, _, x: x[orders[kind]]),
     )
-    there: dict[Any, Tensor] = {**nodes, **orders}
-    here = {kind: torch.arange(len(order)) for kind, order in there.items()}
-    return Changed(made, _layout(graph, made, here, there))
+    return Changed(made, _layout(graph, made, orders))
 
 
 def twice(graph: GraphArrays, other: bool) -> Changed:
     """The graph beside a copy of itself, or of one with ``other`` features and more edges."""
     counts, times = graph.num_nodes, 2 if other else 1
-    edges = {
-        e: (
-            torch.cat([src, *[src + counts[e[0]]] * times]),
-            torch.cat([dst, *[dst + counts[e[2]]] * times]),
-        )
-        for e, (src, dst) in graph.edges.items()
-    }
 
-    def both(data: dict[str, Tensor], times: int = 1) -> dict[str, Tensor]:
-        return {name: torch.cat([x, *[copied(name, x)] * times]) for name, x in data.items()}
+    def both(kind: Any, name: str, x: Tensor) -> Tensor:
+        copied = x * 1.7 + 0.3 if other and x.is_floating_point() else x
+        copied = x + len(x) if name == ORIG_ID else copied
+        return torch.cat([x, *[copied] * (1 if kind in counts else times)])
 
-    def copied(name: str, x: Tensor) -> Tensor:
-        if name == ORIG_ID:
-            return x + len(x)
-        return x * 1.7 + 0.3 if other and x.is_floating_point() else x
+    def ends(ids: Tensor, ntype: str) -> Tensor:
+        return torch.cat([ids, *[ids + counts[ntype]] * times])
 
     made = replace(
         graph,
         num_nodes={n: 2 * count for n, count in counts.items()},
-        edges=edges,
-        node_data={n: both(data) for n, data in graph.node_data.items()},
-        edge_data={e: both(data, times) for e, data in graph.edge_data.items()},
+        edges={e: (ends(src, e[0]), ends(dst, e[2])) for e, (src, dst) in graph.edges.items()},
+        **_columns(graph, both),
     )
-    sizes: dict[Any, int] = {**counts, **{e: len(src) for e, (src, _) in graph.edges.items()}}
-    rows = {kind: torch.arange(size) for kind, size in sizes.items()}
-    return Changed(made, _layout(graph, made, rows, rows))
+    first = {kind: torch.arange(count) for kind, count in _counts(graph).items()}
+    return Changed(made, _layout(graph, made, first))
 
 
-def _rows(data: dict[str, Tensor], order: Tensor) -> dict[str, Tensor]:
-    return {name: column[order] for name, column in data.items()}
+def _counts(graph: GraphArrays) -> dict[Any, int]:
+    """How many nodes or edges there are, by type."""
+    return {**graph.num_nodes, **{e: len(src) for e, (src, _) in graph.edges.items()}}
 
 
-def _layout(graph: GraphArrays, made: GraphArrays, here: dict, there: dict) -> Layout:
-    kinds = []
-    for types, before, after in (
-        (list(graph.num_nodes), graph.num_nodes, made.num_nodes),
-        (
-            list(graph.edges),
-            {e: len(ends[0]) for e, ends in graph.edges.items()},
-            {e: len(ends[0]) for e, ends in made.edges.items()},
-        ),
-    ):
-        starts, news = _starts(types, before), _starts(types, after)  # type: ignore[arg-type]
-        for kind in types:
-            piece = Piece(after[kind], here[kind], there[kind])  # type: ignore[index]
-            kinds.append(Kind(before[kind], (piece,)))  # type: ignore[index]
-        if len(types) > 1:
-            piece = Piece(
-                sum(after.values()),
-                torch.cat([here[kind] + news[kind] for kind in types]),
-                torch.cat([there[kind] + starts[kind] for kind in types]),
-            )
-            kinds.append(Kind(sum(before.values()), (piece,)))
-    return Layout(kinds)
+def _columns(graph: GraphArrays, function: Callable[[Any, str, Tensor], Tensor]) -> dict[str, Any]:
+    """All columns, as ``function`` of type, name and column gives them."""
+
+    def of(data: Mapping[Any, Mapping[str, Tensor]]) -> dict[Any, dict[str, Tensor]]:
+        return {
+            kind: {name: function(kind, name, x) for name, x in columns.items()}
+            for kind, columns in data.items()
+        }
+
+    return {"node_data": of(graph.node_data), "edge_data": of(graph.edge_data)}
 
 
-def _starts(types: list, sizes: dict) -> dict:
-    ends = np.cumsum([0, *(sizes[kind] for kind in types)]).tolist()
-    return dict(zip(types, ends))
+def _layout(graph: GraphArrays, made: GraphArrays, there: dict[Any, Tensor]) -> Layout:
+    """Of graphs whose first rows are rows ``there`` of the other."""
+    before, after = _counts(graph), _counts(made)
+
+    def kind(one: Any) -> Kind:
+        here = torch.arange(before[one])
+        return Kind(before[one], (Piece(after[one], here, there[one]),))
+
+    return Layout(list(map(kind, graph.num_nodes)), list(map(kind, graph.edges)))
 
 
+@dataclass(frozen=True)
 class Reasons:
     """Experiments about the place where two runs part.
 
-    Args:
+    Attributes:
+        compared: the runs, of ``graph``.
         run: the model on a changed graph in one process, with a seed of random numbers.
         jittered: compares whole graph and ranks with the inputs of a module a little moved.
     """
 
-    def __init__(
-        self, graph: GraphArrays, compared: Comparison, run: Callable[[Changed, int], Run],
-        jittered: Callable[[str], Comparison],
-    ) -> None:  # fmt: skip
-        self.graph, self.whole, self.run, self.jittered = graph, compared.whole, run, jittered
-        self.tolerance = compared.tolerance
+    graph: GraphArrays
+    compared: Comparison
+    run: Callable[[Changed, int], Run]
+    jittered: Callable[[str], Comparison]
 
     def of(self, place: Place, module: nn.Module | None) -> str:
         """Why the module differs, in words."""
-        if module is not None and place.what == "output" and place.event is not None:
-            if place.event.kind == "out" and is_norm_of_rows(module):
-                return NORM
         if place.event is None:
             return STATE if place.what.startswith("buffer") else SHARES
+        if module is not None and (place.what, place.event.kind) == ("output", "out"):
+            if is_norm_of_rows(module):
+                return NORM
         why = self._shown(place, place.event)
         return f"{STATE}: {why}" if place.again and why not in (OTHERS, STATE) else why
 
@@ -168,46 +150,36 @@ class Reasons:
         """What experiments say."""
         if place.what == "gradient" and self._are_ties(place.module, event):
             return TIES
-        same = self._same()
-        if self._changes(event, place, self.run(same, 7), same.layout):
+        changes = partial(self._changes, event, place)
+        if changes(permuted(self.graph, np.arange), 7):
             return RANDOM
-        order, double, other = (
-            self._changes(event, place, self.run(made, 0), made.layout)
-            for made in (
-                permuted(self.graph),
-                twice(self.graph, other=False),
-                twice(self.graph, other=True),
-            )
-        )
+        order = changes(permuted(self.graph, np.random.default_rng(1).permutation))
+        double, other = (changes(twice(self.graph, other=one)) for one in (False, True))
         if order:
             return ORDER
         if double > _UNBIASED * other:
             return NUMBER
-        if other:
-            return STATISTIC
-        return STATE if place.again else OTHERS
+        return STATISTIC if other else STATE if place.again else OTHERS
 
-    def _same(self) -> Changed:
-        rows = {n: torch.arange(count) for n, count in self.graph.num_nodes.items()}
-        rows |= {e: torch.arange(len(src)) for e, (src, _) in self.graph.edges.items()}  # type: ignore[misc]
-        return Changed(self.graph, _layout(self.graph, self.graph, rows, rows))
-
-    def _changes(self, event: Event, place: Place, run: Run, layout: Layout) -> float:
+    def _changes(self, event: Event, place: Place, made: Changed, seed: int = 0) -> float:
         """How much another graph changes the event's rows that both have; 0 but for rounding."""
-        other = next((one for one in run.events if one.key == event.key), None)
-        mine = next((one for one in self.whole.events if one.key == event.key), None)
+        run = self.run(made, seed)
+        mine, other = (
+            next((one for one in two.events if one.key == event.key), None)
+            for two in (self.compared.whole, run)
+        )
         if run.error is not None or other is None or mine is None:
             return 0.0
-        pairs = zip(mine.values, other.values)
-        if place.what == "gradient":
-            pairs = zip(mine.grads, other.grads)
+        both = (
+            (mine.grads, other.grads) if place.what == "gradient" else (mine.values, other.values)
+        )
         found = [
-            layout.difference(one, [two], strict=True)
-            for at, (one, two) in enumerate(pairs)
+            made.layout.difference(one, [two], strict=True) or 0.0
+            for at, (one, two) in enumerate(zip(*both))
             if at in place.places and one is not None and two is not None
         ]
-        worst = max((by for by in found if by is not None), default=0.0)
-        return worst if worst > self.tolerance else 0.0
+        worst = max(found, default=0.0)
+        return worst if worst > self.compared.tolerance else 0.0
 
     def _are_ties(self, module: str, event: Event) -> bool:
         """Whether gradients agree where no two inputs of the module are equal."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -36,7 +37,7 @@ class Event:
     module: str
     number: int
     inside: str
-    values: Values
+    values: Values = field(default_factory=list)
     grads: Values = field(default_factory=list)
     blind: set[int] = field(default_factory=set)
 
@@ -45,8 +46,37 @@ class Event:
         return self.kind, self.module, self.number
 
 
+@dataclass
+class Run:
+    """What one rank, or the whole graph's process, has done.
+
+    Attributes:
+        events: calls of modules, and the results of the call, of all steps.
+        parameters: gradients by (step, name). rows: names of those that are rows of nodes.
+        inputs: gradients of columns of nodes by (step, type, name).
+        buffers: at the end, by name.
+        error: what it ended with. open: modules whose forward runs, or has raised that.
+    """
+
+    events: list[Event] = field(default_factory=list)
+    parameters: dict[tuple[int, str], Tensor] = field(default_factory=dict)
+    rows: set[str] = field(default_factory=set)
+    inputs: dict[tuple[int, str, str], Tensor] = field(default_factory=dict)
+    buffers: dict[str, Tensor] = field(default_factory=dict)
+    error: Exception | None = None
+    open: list[str] = field(default_factory=lambda: [CALL])
+
+    @contextmanager
+    def noting_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            self.error = error
+            raise
+
+
 class Recorder:
-    """Notes the calls of a model's modules while it is entered.
+    """Notes the calls of a model's modules in ``run``, while it is entered.
 
     Args:
         skipped: modules that get no hooks, as fused layers would not be fused.
@@ -54,35 +84,46 @@ class Recorder:
             flow through this call alone, and results views as well.
     """
 
-    def __init__(self, model: nn.Module, skipped: set[nn.Module], aliased: bool) -> None:
-        self.events: list[Event] = []
-        self.is_deaf = False  # to gradients
-        self.open = [CALL]
-        self.aliased, self._model, self._skipped = aliased, model, skipped
+    def __init__(self, run: Run, model: nn.Module, skipped: set[nn.Module], aliased: bool) -> None:
+        self._run, self._model, self._skipped, self._aliased = run, model, skipped, aliased
         self._numbers: Counter[tuple[str, str]] = Counter()
+        self.hears = False  # gradients
 
     @contextmanager
     def noting(self) -> Iterator[None]:
-        handles = []
-        for name, module in self._model.named_modules():
-            if module not in self._skipped:
-                marks = _Marks(self, name)
-                handles.append(module.register_forward_pre_hook(marks.enter, with_kwargs=True))
-                handles.append(module.register_forward_hook(marks.leave))
-        try:
+        with ExitStack() as hooks:
+            for name, module in self._model.named_modules():
+                if module not in self._skipped:
+                    enter, leave = partial(self._enter, name), partial(self._leave, name)
+                    before = module.register_forward_pre_hook(enter, with_kwargs=True)
+                    hooks.callback(before.remove)
+                    hooks.callback(module.register_forward_hook(leave).remove)
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
+
+    def _enter(self, name: str, _: nn.Module, args: Any, kwargs: Any) -> Any:
+        if in_function():  # on rows of a block, as often as it takes
+            return None
+        noted = self.note("in", name, (args, kwargs))
+        self._run.open.append(name)
+        return noted if self._aliased else None
+
+    def _leave(self, name: str, _: nn.Module, args: Any, output: Any) -> Any:
+        stack = self._run.open
+        if in_function() or name not in stack:
+            return None
+        while stack[-1] != name:  # modules that raised what their caller caught
+            stack.pop()
+        noted = self.note("out", name, output)
+        stack.pop()
+        return noted if self._aliased else None
 
     def note(self, kind: str, module: str, nest: Any) -> Any:
         """Note the tensors of ``nest``; returns it, with views in place of tensors if asked to."""
-        number = self._numbers[kind, module]
+        around = [one for one in self._run.open if kind == "in" or one != module]
+        event = Event(kind, module, self._numbers[kind, module], [CALL, *around][-1])
         self._numbers[kind, module] += 1
-        around = [one for one in self.open if one != module] if kind == "out" else self.open
-        event = Event(kind, module, number, [CALL, *around][-1], [])
-        self.events.append(event)
-        return mapped(nest, lambda leaf: self._noted(event, leaf))
+        self._run.events.append(event)
+        return mapped(nest, partial(self._noted, event))
 
     def _noted(self, event: Event, leaf: Any) -> Any:
         place = len(event.values)
@@ -92,42 +133,16 @@ class Recorder:
             event.blind.add(place)
         if not isinstance(leaf, Tensor) or not leaf.requires_grad or not is_plain(leaf):
             return leaf
-        if self.aliased:
+        if self._aliased:
             leaf = leaf.view_as(leaf)
 
         def add(grad: Tensor) -> None:
-            if self.is_deaf:
-                return
-            before = event.grads[place]
-            grad = grad.detach().clone()
-            event.grads[place] = grad if before is None else before + grad
+            if self.hears:
+                before, grad = event.grads[place], grad.detach().clone()
+                event.grads[place] = grad if before is None else before + grad
 
         leaf.register_hook(add)
         return leaf
-
-
-class _Marks:
-    """Hooks of one module."""
-
-    def __init__(self, recorder: Recorder, name: str) -> None:
-        self._recorder, self._name = recorder, name
-
-    def enter(self, _: nn.Module, args: Any, kwargs: Any) -> Any:
-        if in_function():  # on rows of a block, as often as it takes
-            return None
-        noted = self._recorder.note("in", self._name, (args, kwargs))
-        self._recorder.open.append(self._name)
-        return noted if self._recorder.aliased else None
-
-    def leave(self, _: nn.Module, args: Any, output: Any) -> Any:
-        stack = self._recorder.open
-        if in_function() or self._name not in stack:
-            return None
-        while stack[-1] != self._name:  # modules that raised what their caller caught
-            stack.pop()
-        noted = self._recorder.note("out", self._name, output)
-        stack.pop()
-        return noted if self._recorder.aliased else None
 
 
 def is_plain(leaf: Any) -> bool:
@@ -159,10 +174,3 @@ def mapped(nest: Any, function: Any) -> Any:
     if type(nest) in (list, tuple):
         return type(nest)(mapped(one, function) for one in nest)
     return function(nest)
-
-
-def leaves_of(nest: Any) -> list[Any]:
-    """The leaves in the order of :func:`mapped`."""
-    found: list[Any] = []
-    mapped(nest, found.append)
-    return found

@@ -51,10 +51,8 @@ class Finding:
     def __str__(self) -> str:
         place = f"{self.name} ({self.class_name})" if self.class_name else self.name
         where = f", {self.where}" if self.where else ""
-        by = "" if self.what == "error" else f" by {self.difference:.1e}"
-        return f"{place}{where}: {self.what} differs{by}: {self.why}".replace(
-            "error differs", "error"
-        )
+        what = "error" if self.what == "error" else f"{self.what} differs by {self.difference:.1e}"
+        return f"{place}{where}: {what}: {self.why}"
 
 
 @dataclass(frozen=True)
@@ -116,8 +114,7 @@ class Validation:
 
 
 def _cells(row: ModuleRow, tolerance: float) -> tuple[str, ...]:
-    words = [
-        "-" if value is None else "same" if value <= tolerance else f"{value:.1e}"
-        for value in (row.output, row.gradient)
-    ]
-    return (row.name, row.class_name, f"{row.calls}", *words)
+    def word(by: float | None) -> str:
+        return "-" if by is None else "same" if by <= tolerance else f"{by:.1e}"
+
+    return row.name, row.class_name, f"{row.calls}", word(row.output), word(row.gradient)

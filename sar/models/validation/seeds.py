@@ -1,20 +1,17 @@
-"""Gradients that results are given, and rows of the whole graph that ranks have."""
+"""Gradients that results are given."""
 
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from sar.comm import Group
 from sar.models.measure import nodes_of
-from sar.models.validation.compare import Kind, Layout, Piece
-from sar.models.validation.record import Recorder, is_plain, mapped
-from sar.partition.arrays import GraphArrays
+from sar.models.validation.compare import Layout
+from sar.models.validation.record import is_plain
 
 Seeds = dict[int, list[Tensor]]  # gradients of results, by step
 
@@ -30,85 +27,61 @@ class SeedMaker:
         self, layout: Layout, known: Seeds, group: Group | None = None,
         gathered: list[Any] | None = None, like: tuple[Layout, Seeds] | None = None,
     ) -> None:  # fmt: skip
-        self.layout, self.known, self.group, self.gathered = layout, known, group, gathered
-        self.like = like
-        self.recorder: Recorder | None = None
+        self.layout, self._known, self._group, self._like = layout, known, group, like
+        self.rank = 0 if group is None else group.rank
+        self._gathered: list[Any] = gathered or []
 
     def of(self, step: int, results: list[Tensor]) -> list[Tensor]:
-        if self.group is None or self.gathered is None:
-            made = [_seed(result, self._is_known(result)) for result in results]
-            if self.like is not None:
-                layout, others = self.like
-                made = list(map(partial(_as_in, layout), made, others.get(step, [])))
-            self.known[step] = made
-            return made
-        self.gathered[self.group.rank] = [result.detach() for result in results]
-        self.group.all_gather(torch.zeros(1))  # all have written
-        ranks = list(zip(*self.gathered))
-        self.group.all_gather(torch.zeros(1))  # all have read
-        return [
-            self._mine(result, others, whole)
-            for result, others, whole in zip(results, ranks, self.known.get(step, []), strict=False)
-        ]
-
-    @property
-    def rank(self) -> int:
-        return 0 if self.group is None else self.group.rank
+        if self._group is None:
+            self._known[step] = [_seed(result, self._is_known(result)) for result in results]
+            if self._like is not None:
+                layout, others = self._like
+                pairs = zip(self._known[step], others.get(step, []))
+                self._known[step] = [_as_in(layout, *pair) for pair in pairs]
+            return self._known[step]
+        self._gathered[self.rank] = [result.detach() for result in results]
+        self._group.all_gather(torch.zeros(1))  # all have written
+        ranks = list(zip(*self._gathered))
+        self._group.all_gather(torch.zeros(1))  # all have read
+        return list(map(self._mine, results, ranks, self._known.get(step, [])))
 
     def _is_known(self, result: Tensor) -> bool:
         return any(size == kind.total for kind in self.layout.kinds for size in result.shape)
 
     def _mine(self, result: Tensor, ranks: tuple[Tensor, ...], whole: Tensor) -> Tensor:
-        group: Any = self.group
+        group: Any = self._group
         found = self.layout.dim_of_rows(whole.shape, [one.shape for one in ranks])
         if found:
             dim, kind = found[0]
-            return whole.index_select(dim, kind.pieces[group.rank].there)
+            return whole.index_select(dim, kind.pieces[self.rank].there)
         if result.shape != whole.shape:
             return _seed(result, False)
-        same = all(torch.equal(one, ranks[0]) for one in ranks)
-        if not same and result.numel() == 1:
-            return whole  # shares of a sum
-        if result.numel() == 1 and self._is_loss_of_all(result):
+        are_shares = not all(torch.equal(one, ranks[0]) for one in ranks)
+        if result.numel() == 1 and (are_shares or _is_loss_of_all(result, group)):
             return whole
         return whole / group.size
 
-    def _is_loss_of_all(self, result: Tensor) -> bool:
-        group: Any = self.group
-        before, recorder = group.losses, self.recorder
-        leaves = [p for p in _leaves_behind(result) if p.requires_grad]
-        if recorder is not None:
-            recorder.is_deaf = True
-        torch.autograd.grad(result, leaves, torch.ones_like(result), True, allow_unused=True)
-        if recorder is not None:
-            recorder.is_deaf = False
-        return group.losses > before
+
+def _is_loss_of_all(result: Tensor, group: Any) -> bool:
+    """Whether a pass backwards meets one of the losses that take rows of all ranks."""
+    before, nodes = group.losses, nodes_of([result], set())
+    ends = [getattr(node, "variable", None) for node in nodes]
+    leaves = [end for end in ends if isinstance(end, Tensor) and end.requires_grad]
+    torch.autograd.grad(result, leaves, torch.ones_like(result), True, allow_unused=True)
+    return group.losses > before
 
 
-class Jitter:
-    """A hook that moves rows of nodes and edges by numbers of their own."""
-
-    def __init__(self, layout: Layout, rank: int) -> None:
-        self._layout, self._rank = layout, rank
-
-    def __call__(self, _: nn.Module, args: Any, kwargs: Any) -> Any:
-        return mapped((args, kwargs), self._moved)
-
-    def _moved(self, leaf: Any) -> Any:
-        if not isinstance(leaf, Tensor) or not is_plain(leaf) or not leaf.is_floating_point():
-            return leaf
-        for kind in self._layout.kinds:
-            piece = kind.pieces[self._rank]
-            if leaf.dim() and len(leaf) == piece.count:
-                places = piece.there.view(-1, *[1] * (leaf.dim() - 1)) * 131
-                flat = torch.arange(math.prod(leaf.shape[1:])).view(leaf.shape[1:])
-                return leaf + 1e-3 * torch.sin(1.0 + places * 7.3 + flat * 1.7)
+def moved(leaf: Any, layout: Layout, rank: int) -> Any:
+    """Rows of nodes or edges with numbers of their own added, so that no two are equal."""
+    if not isinstance(leaf, Tensor) or not is_plain(leaf) or not leaf.is_floating_point():
         return leaf
-
-
-def _leaves_behind(result: Tensor) -> list[Tensor]:
-    nodes = nodes_of([result], set())
-    return [end for node in nodes if isinstance(end := getattr(node, "variable", None), Tensor)]
+    pieces = [kind.pieces[rank] for kind in layout.kinds] if leaf.dim() else []
+    piece = next((one for one in pieces if one.count == len(leaf)), None)
+    if piece is None:
+        return leaf
+    places = piece.there.view(-1, *[1] * (leaf.dim() - 1)) * 131
+    flat = torch.arange(math.prod(leaf.shape[1:])).view(leaf.shape[1:])
+    return leaf + 1e-3 * torch.sin(1.0 + places * 7.3 + flat * 1.7)
 
 
 def _seed(result: Tensor, by_rows: bool) -> Tensor:
@@ -124,43 +97,9 @@ def _seed(result: Tensor, by_rows: bool) -> Tensor:
 
 def _as_in(layout: Layout, made: Tensor, whole: Tensor) -> Tensor:
     """A seed whose rows are those of another graph's, which ``layout`` tells."""
-    if made.shape == whole.shape and not layout.dim_of_rows(whole.shape, [made.shape]):
-        return whole
-    for dim, kind in layout.dim_of_rows(whole.shape, [made.shape]):
-        (piece,) = kind.pieces
-        return made.index_copy(dim, piece.here, whole.index_select(dim, piece.there))
-    return made
-
-
-def layout_of(graph: GraphArrays, parts: np.ndarray, count: int) -> Layout:
-    """Which nodes and edges each rank has, in the order in which it has them."""
-    kinds, start = [], 0
-    owner, nodes, edges = dict[str, Tensor](), [], []
-    for ntype, total in graph.num_nodes.items():
-        owner[ntype] = torch.from_numpy(np.asarray(parts[start : start + total], np.int64))
-        start += total
-        nodes.append(_kind(owner[ntype], count))
-    for _, dst in graph.edges.items():
-        edges.append(_kind(owner[_[2]][dst[1]], count))
-    for one in (nodes, edges):
-        kinds += one
-        if len(one) > 1:
-            kinds.append(_together(one, count))
-    return Layout(kinds)
-
-
-def _kind(owner: Tensor, count: int) -> Kind:
-    found = [(owner == rank).nonzero()[:, 0] for rank in range(count)]
-    pieces = [Piece(len(ids), torch.arange(len(ids)), ids) for ids in found]
-    return Kind(len(owner), tuple(pieces))
-
-
-def _together(kinds: list[Kind], count: int) -> Kind:
-    """All types one behind the other, on each rank and in the whole graph."""
-    starts = np.cumsum([0, *(kind.total for kind in kinds)])
-    pieces = []
-    for rank in range(count):
-        ids = [k.pieces[rank].there + int(s) for k, s in zip(kinds, starts)]
-        joined = torch.cat(ids)
-        pieces.append(Piece(len(joined), torch.arange(len(joined)), joined))
-    return Kind(int(starts[-1]), tuple(pieces))
+    found = layout.dim_of_rows(whole.shape, [made.shape])
+    if not found:
+        return whole if made.shape == whole.shape else made
+    dim, kind = found[0]
+    (piece,) = kind.pieces
+    return made.index_copy(dim, piece.here, whole.index_select(dim, piece.there))

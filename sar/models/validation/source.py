@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,18 +19,17 @@ from sar.partition.run import open_graph
 
 MOST_NODES, MOST_EDGES = 1_000, 10_000
 _MOST_READ = 2_000_000  # nodes and edges of partitions that are put together
+_Edges = dict[EType, tuple[Tensor, Tensor]]
+_Rows = Callable[[Any, Tensor], dict[str, Tensor]]  # columns of rows of a type
 
 
 def kind_of(source: Any) -> str | None:
     """The front end whose library's graph this is; ``None`` where it is none's."""
     for name in registry.front_ends():
-        if getattr(registry.front_end(name), "is_graph", _is_none)(source):
+        is_graph = getattr(registry.front_end(name), "is_graph", None)
+        if is_graph is not None and is_graph(source):
             return name
     return None
-
-
-def _is_none(source: Any) -> bool:
-    return False
 
 
 def small_graph(source: Any, scratch: Path) -> tuple[GraphArrays, str | None]:
@@ -41,45 +41,75 @@ def small_graph(source: Any, scratch: Path) -> tuple[GraphArrays, str | None]:
 
     Raises ``TypeError`` for anything else, and what reading it raises.
     """
-    if isinstance(source, (str, os.PathLike)) and _are_partitions(source):
+    if isinstance(source, (str, os.PathLike)) and _are_partitions(os.fspath(source)):
         book = read_book(source)
         if book.num_nodes() + book.num_edges() > _MOST_READ:
             return _piece_of_part(source)
     if isinstance(source, GraphArrays):
         data = {n: dict(source.node_data.get(n, {})) for n in source.num_nodes}
         source = replace(source, node_data=data)  # which gets numbers of its rows
-    return _piece(open_graph(source, scratch, True).graph)
-
-
-def _are_partitions(source: Any) -> bool:
-    path = os.fspath(source)
-    return path.endswith(".json") or os.path.isdir(path)
-
-
-def _piece(graph: GraphArrays) -> tuple[GraphArrays, str | None]:
+    graph = open_graph(source, scratch, True).graph
     if graph.total_nodes <= MOST_NODES and graph.total_edges <= MOST_EDGES:
         return graph, None
-    chosen = _around(graph.num_nodes, graph.edges)
-    made = replace(
-        graph,
-        num_nodes={ntype: len(ids) for ntype, ids in chosen.items()},
-        edges={},
-        node_data={
-            ntype: {name: column[chosen[ntype]] for name, column in columns.items()}
-            for ntype, columns in graph.node_data.items()
-        },
-        edge_data={},
-    )
-    for etype, ends in graph.edges.items():
-        rows, made.edges[etype] = _edges_between(ends, chosen[etype[0]], chosen[etype[2]])
-        columns = graph.edge_data.get(etype, {})
-        made.edge_data[etype] = {name: column[rows] for name, column in columns.items()}
+
+    def rows_of(data: Any) -> _Rows:
+        return lambda kind, ids: {name: x[ids] for name, x in data.get(kind, {}).items()}
+
+    rows = rows_of(graph.node_data), rows_of(graph.edge_data)
+    made = _piece(graph.name, graph.num_nodes, graph.edges, *rows)
     return made, f"a piece of {graph.total_nodes:,} nodes, {graph.total_edges:,} edges"
 
 
-def _around(
-    num_nodes: dict[str, int], edges: dict[EType, tuple[Tensor, Tensor]]
-) -> dict[str, Tensor]:
+def _are_partitions(path: str) -> bool:
+    return path.endswith(".json") or os.path.isdir(path)
+
+
+def _piece_of_part(path: Any) -> tuple[GraphArrays, str]:
+    """A piece of the first part's own nodes; of its features a few rows are read."""
+    data = load_partition(path, 0)
+    counts = {ntype: data.num_nodes(ntype) for ntype in data.book.ntypes}
+    edges, eids = _Edges(), dict[EType, Tensor]()
+    for etype, shard in data.edges.items():
+        own = slice(shard.offsets[0], shard.offsets[1])
+        edges[etype] = (shard.src[own].long(), shard.dst[own].long())
+        eids[etype] = shard.eid[own].long()
+
+    def edge_rows(etype: EType, ids: Tensor) -> dict[str, Tensor]:
+        return _read(data.edge_features, ":".join(etype) + "/", eids[etype][ids])
+
+    def node_rows(ntype: str, ids: Tensor) -> dict[str, Tensor]:
+        return _read(data.node_features, f"{ntype}/", ids)
+
+    made = _piece(data.book.graph_name, counts, edges, node_rows, edge_rows)
+    return made, f"a piece of part 0 of {data.book.num_nodes():,} nodes"
+
+
+def _read(store: Any, prefix: str, ids: Tensor) -> dict[str, Tensor]:
+    found = {}
+    for key in store:
+        if key.startswith(prefix):
+            read, (dtype, shape) = store.reader(key), store.info(key)
+            rows = [read(one, one + 1) for one in ids.tolist()]
+            none = torch.empty((0, *shape[1:]), dtype=dtype)
+            found[key.removeprefix(prefix)] = torch.cat(rows) if rows else none
+    return found
+
+
+def _piece(
+    name: str, num_nodes: dict[str, int], edges: _Edges, node_rows: _Rows, edge_rows: _Rows
+) -> GraphArrays:
+    """Some nodes that are near each other, and edges between them."""
+    chosen = _around(num_nodes, edges)
+    made = GraphArrays(name, {ntype: len(ids) for ntype, ids in chosen.items()}, {})
+    for ntype, ids in chosen.items():
+        made.node_data[ntype] = node_rows(ntype, ids)
+    for etype, ends in edges.items():
+        rows, made.edges[etype] = _edges_between(ends, chosen[etype[0]], chosen[etype[2]])
+        made.edge_data[etype] = edge_rows(etype, rows)
+    return made
+
+
+def _around(num_nodes: dict[str, int], edges: _Edges) -> dict[str, Tensor]:
     """Sorted ids by type of nodes around ends of some edges of each relation."""
     rng = torch.Generator().manual_seed(0)
     chosen = {ntype: torch.zeros(count, dtype=torch.bool) for ntype, count in num_nodes.items()}
@@ -101,9 +131,7 @@ def _around(
             return {ntype: mask.nonzero()[:, 0] for ntype, mask in chosen.items()}
 
 
-def _next_to(
-    chosen: dict[str, Tensor], edges: dict[EType, tuple[Tensor, Tensor]]
-) -> dict[str, Tensor]:
+def _next_to(chosen: dict[str, Tensor], edges: _Edges) -> dict[str, Tensor]:
     """Sources of edges that end in chosen nodes, by type."""
     found: dict[str, list[Tensor]] = {ntype: [] for ntype in chosen}
     for etype, (src, dst) in edges.items():
@@ -122,35 +150,3 @@ def _edges_between(
         order = np.random.default_rng(0).permutation(len(rows))[:MOST_EDGES]
         rows = rows[torch.from_numpy(np.sort(order))]
     return rows, (torch.searchsorted(src_ids, src[rows]), torch.searchsorted(dst_ids, dst[rows]))
-
-
-def _piece_of_part(path: Any) -> tuple[GraphArrays, str]:
-    """A piece of the first part's own nodes; of its features a few rows are read."""
-    data = load_partition(path, 0)
-    counts = {ntype: data.num_nodes(ntype) for ntype in data.book.ntypes}
-    edges, rows = dict[EType, tuple[Tensor, Tensor]](), dict[EType, Tensor]()
-    for etype, shard in data.edges.items():
-        own = slice(shard.offsets[0], shard.offsets[1])
-        edges[etype] = (shard.src[own].long(), shard.dst[own].long())
-        rows[etype] = shard.eid[own].long()
-    chosen = _around(counts, edges)
-    graph = GraphArrays(data.book.graph_name, {n: len(ids) for n, ids in chosen.items()}, {})
-    for ntype, ids in chosen.items():
-        graph.node_data[ntype] = _read(data.node_features, f"{ntype}/", ids)
-    for etype, ends in edges.items():
-        some, graph.edges[etype] = _edges_between(ends, chosen[etype[0]], chosen[etype[2]])
-        graph.edge_data[etype] = _read(data.edge_features, ":".join(etype) + "/", rows[etype][some])
-    return graph, f"a piece of part 0 of {data.book.num_nodes():,} nodes"
-
-
-def _read(store: Any, prefix: str, ids: Tensor) -> dict[str, Tensor]:
-    found = {}
-    for key in store:
-        if key.startswith(prefix):
-            read = store.reader(key)
-            rows = [read(one, one + 1) for one in ids.tolist()]
-            dtype, shape = store.info(key)
-            found[key.removeprefix(prefix)] = (
-                torch.cat(rows) if rows else torch.empty((0, *shape[1:]), dtype=dtype)
-            )
-    return found

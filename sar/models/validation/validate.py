@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -17,7 +16,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from sar import expect, registry
-from sar.comm import Group, LocalGroup, ThreadGroup, use_group
+from sar.comm import LocalGroup, ThreadGroup, use_group
 from sar.errors import MistakeWarning
 from sar.files import scratch_folder
 from sar.graph import load_partition_data
@@ -25,13 +24,14 @@ from sar.models.calling import GRAPHS
 from sar.models.known import adapted
 from sar.models.validation.blame import Comparison, Place
 from sar.models.validation.calls import call_on, front_end_of
+from sar.models.validation.compare import layout_of
 from sar.models.validation.cuts import near_cut, random_cut
 from sar.models.validation.neutral import arrays_in, cast, copied, no_dropout, without_dropout
 from sar.models.validation.reasons import FUSED, OTHERS, Changed, Reasons
-from sar.models.validation.record import CALL
+from sar.models.validation.record import CALL, Run
 from sar.models.validation.report import Finding, ModuleRow, Validation
-from sar.models.validation.run import Run, Subject
-from sar.models.validation.seeds import Seeds, layout_of
+from sar.models.validation.run import Subject
+from sar.models.validation.seeds import Seeds
 from sar.models.validation.source import kind_of, small_graph
 from sar.partition.arrays import GraphArrays
 from sar.partition.write import write_partitions
@@ -147,39 +147,33 @@ def _subject(
     model: Any, graph: GraphArrays, call: Any, name: str, prepare: bool, features: str | None
 ) -> Subject:
     own = GRAPHS if name == "sar" else name
-    registry.front_end(own)
+    front = registry.front_end(own)
     registry.install()  # before functions of dropout are replaced
     make = None if isinstance(model, nn.Module) else model
     call = call or partial(call_on, front_end=own, features=features)
     if make is not None:
-        model = _on_one_rank(graph, own, make)
+        model = _on_one_rank(graph, front, make)
         expect.instance(model, "model", nn.Module, "a function that gives a torch.nn.Module")
     try:
         model = without_dropout(cast(copied(model), torch.get_default_dtype()))
     except RuntimeError as error:
         raise ValueError(f"model: got one that cannot be copied: {error}") from error
-    if any(map(is_lazy, model.parameters())):
-        model = _initialized(model, graph, own, call)
+    if any(map(is_lazy, model.parameters())):  # a forward pass gives them their shapes
+        with torch.no_grad(), use_group(LocalGroup()):
+            call(model, front.whole_graph(graph))
     return Subject(model, make, own, call, prepare)
 
 
-def _on_one_rank(graph: GraphArrays, front_end: str, work: Callable[[Any], Any]) -> Any:
+def _on_one_rank(graph: GraphArrays, front: Any, work: Callable[[Any], Any]) -> Any:
     """What ``work`` gives for the graph as one rank has it."""
-    nobody = np.zeros(graph.total_nodes, np.int64)
-
-    def run(_: Group) -> Any:
-        return work(registry.front_end(front_end).rank_graph(load_partition_data(path)))
-
     with scratch_folder() as folder:
-        path = write_partitions(graph, nobody, folder / "parts", "graph", num_parts=1)
-        return ThreadGroup.run(1, run)[0]
+        path = write_partitions(graph, _nobody(graph), folder / "parts", "graph", num_parts=1)
+        return ThreadGroup.run(1, lambda _: work(front.rank_graph(load_partition_data(path))))[0]
 
 
-def _initialized(model: nn.Module, graph: GraphArrays, front_end: str, call: Any) -> nn.Module:
-    """``model`` after a forward pass, which gives lazy parameters their shapes."""
-    with torch.no_grad(), use_group(LocalGroup()):
-        call(model, registry.front_end(front_end).whole_graph(graph))
-    return model
+def _nobody(graph: GraphArrays) -> np.ndarray:
+    """One part for all nodes."""
+    return np.zeros(graph.total_nodes, np.int64)
 
 
 @dataclass
@@ -201,7 +195,7 @@ class _Validator:
                 self.layout = layout_of(self.graph, self.parts, self.num_parts)
                 ranks = self.subject.ranks(self.graph, self.parts, seeds)
                 compared = Comparison(whole, ranks, self.layout)
-                finding = self._failure(ranks) if ranks[0].error else self._finding(compared)
+                finding = self._failure(ranks[0]) or self._finding(compared)
                 if finding is not None:
                     break
         return Validation(
@@ -213,85 +207,75 @@ class _Validator:
 
     def _reference(self) -> tuple[Run, Seeds]:
         """The run on the whole graph; one rank's where the model does not take a library's."""
-        error = None
-        if self.has_library:
-            run, seeds = self.subject.reference(self.graph)
-            if run.error is None:
-                return run, seeds
-            error = run.error
-        run, seeds = self._one_rank(self.subject, self.graph)
-        if run.error is None:
+        found = self._run(self.subject, self.graph)
+        error = found[0].error
+        if error is not None and self.has_library:
             self.has_library = False
-            return run, seeds
-        error = error or run.error
+            found = self._run(self.subject, self.graph)
+        if found[0].error is None:
+            return found
         raise _RaisesOnWholeError(
             f"model: raises on the whole graph, too: {type(error).__name__}: {error}"
         ) from error
 
-    def _one_rank(self, subject: Subject, graph: GraphArrays) -> tuple[Run, Seeds]:
-        seeds = Seeds()
-        return subject.ranks(graph, np.zeros(graph.total_nodes, np.int64), seeds)[0], seeds
-
     def _run(self, subject: Subject, graph: GraphArrays) -> tuple[Run, Seeds]:
-        """The run on another whole graph, as the reference's."""
-        return subject.reference(graph) if self.has_library else self._one_rank(subject, graph)
+        """The run on a whole graph, of a library or as one rank has it."""
+        if self.has_library:
+            return subject.reference(graph)
+        seeds = Seeds()
+        return subject.ranks(graph, _nobody(graph), seeds)[0], seeds
 
-    def _compared(self, subject: Subject, graph: GraphArrays) -> Comparison:
-        whole, seeds = self._run(subject, graph)
-        return Comparison(whole, subject.ranks(graph, self.parts, seeds), self.layout)
+    def _compared(self, **changes: Any) -> Comparison:
+        """Whole graph and ranks again, of a subject that is changed so."""
+        subject = replace(self.subject, **changes)
+        whole, seeds = self._run(subject, self.graph)
+        return Comparison(whole, subject.ranks(self.graph, self.parts, seeds), self.layout)
 
-    def _failure(self, ranks: list[Run]) -> Finding:
-        failed = ranks[0]
-        why = f"ranks raise {type(failed.error).__name__}: {failed.error}"
-        return self._told(failed.where, "error", why, "", float("inf"))
+    def _failure(self, run: Run) -> Finding | None:
+        if run.error is None:
+            return None
+        why = f"ranks raise {type(run.error).__name__}: {run.error}"
+        return self._told(Place(run.open[-1], "error", float("inf")), why, "")
 
     def _finding(self, compared: Comparison) -> Finding | None:
-        place = self._place(compared, self.subject)
+        place = self._place(compared)
         if place is None:
             return None
-        inner = self._inside(place)
-        if inner is not None:
-            subject, looked, compared = inner
-            if looked is None:
-                where = _where(place, compared)
-                return self._told(place.module, place.what, FUSED, where, place.by)
-            place = looked
-        elif place.what == "gradient":
-            compared = self._compared(replace(self.subject, aliased=True), self.graph)
-        return self._explained(place, compared)
+        aliased = place.what == "gradient"
+        if self._is_fused(place):  # the place is inside, where its own code runs
+            compared = self._compared(looked_into=place.module, aliased=aliased)
+            inner = self._place(compared, looked_into=place.module, aliased=aliased)
+            if inner is None:
+                return self._told(place, FUSED, _where(place, compared))
+            place = inner
+        elif aliased:
+            compared = self._compared(aliased=True)
+        return self._told(place, self._reason(place, compared), _where(place, compared))
 
-    def _place(self, compared: Comparison, subject: Subject) -> Place | None:
+    def _place(self, compared: Comparison, **changes: Any) -> Place | None:
         by = compared.results_differ()
         if by > compared.tolerance:
             return compared.first_forward() or Place(CALL, "output", by)
         if (gradient := compared.gradients_differ()) is not None:
-            again = compared
-            if not subject.aliased:
-                again = self._compared(replace(subject, aliased=True), self.graph)
+            if not changes.get("aliased"):
+                compared = self._compared(**changes | {"aliased": True})
             name, by = gradient
-            place = again.first_backward()
-            return place or Place(name.rpartition(".")[0], f"gradient of {name}", by)
+            what = f"gradient of {name}"
+            return compared.first_backward() or Place(name.rpartition(".")[0], what, by)
         if (buffer := compared.buffers_differ()) is not None:
             name, by = buffer
             return Place(name.rpartition(".")[0], f"buffer {name}", by)
         return None
 
-    def _inside(self, place: Place) -> tuple[Subject, Place | None, Comparison] | None:
-        """The place inside of a layer that was fused, whose own code runs now."""
+    def _is_fused(self, place: Place) -> bool:
+        """Whether it is a layer that was fused, which has modules of its own."""
         module = self._module(place.module)
         if module is None or place.event is None or adapted(type(module)) is None:
-            return None
-        if not [part for part in module.modules() if part is not module]:
-            return None
-        is_gradient = place.what == "gradient"
-        subject = replace(self.subject, looked_into=frozenset([place.module]), aliased=is_gradient)
-        compared = self._compared(subject, self.graph)
-        return subject, self._place(compared, subject), compared
+            return False
+        return any(part is not module for part in module.modules())
 
-    def _explained(self, place: Place, compared: Comparison) -> Finding:
-        is_gradient = place.what == "gradient"
-        subject = replace(self.subject, aliased=is_gradient)
-
+    def _reason(self, place: Place, compared: Comparison) -> str:
+        subject = replace(self.subject, aliased=place.what == "gradient")
         _, seeds = self._run(subject, self.graph)
 
         def run(made: Changed, seed: int) -> Run:
@@ -299,45 +283,34 @@ class _Validator:
             return self._run(changed, made.graph)[0]
 
         def jittered(module: str) -> Comparison:
-            return self._compared(replace(subject, jittered=module), self.graph)
+            return self._compared(aliased=subject.aliased, jittered=module)
 
-        reasons = Reasons(self.graph, compared, run, jittered)
-        why = reasons.of(place, self._module(place.module))
-        if why == OTHERS:
-            said = [
-                str(one.message) for one in self.told if issubclass(one.category, MistakeWarning)
-            ]
-            why = "; ".join([why, *dict.fromkeys(said)][:2])
-        return self._told(place.module, place.what, why, _where(place, compared), place.by)
+        why = Reasons(self.graph, compared, run, jittered).of(place, self._module(place.module))
+        mistakes = [one.message for one in self.told if issubclass(one.category, MistakeWarning)]
+        return f"{why}; {mistakes[0]}" if why == OTHERS and mistakes else why
 
-    def _told(self, module: str, what: str, why: str, where: str, by: float) -> Finding:
-        found = self._module(module)
+    def _told(self, place: Place, why: str, where: str) -> Finding:
+        found = self._module(place.module)
         kind = "" if found is None else type(found).__name__
-        return Finding(module or kind, kind, what, why, where, by)
+        return Finding(place.module or kind, kind, place.what, why, where, place.by)
 
     def _module(self, name: str) -> nn.Module | None:
         return dict(self.subject.model.named_modules()).get(name)
 
     def _rows(self, compared: Comparison) -> Iterator[ModuleRow]:
         """A row for each module that was compared, in the order in which they ended."""
-        calls = Counter(event.module for event, _ in compared.events if event.kind == "out")
-        outputs: dict[str, float | None] = {}
-        gradients: dict[str, float | None] = {}
+        ends: dict[str, list] = {}
         for event, others in compared.events:
             if event.kind == "out":
-                for table, by in (
-                    (outputs, compared.forward(event, others)),
-                    (gradients, compared.backward(event, others)),
-                ):
-                    known = [one for one in (table.get(event.module), by) if one is not None]
-                    table[event.module] = max(known, default=None)
-        modules = dict(self.subject.model.named_modules())
-        for name, count in calls.items():
-            if name == CALL:
-                yield ModuleRow(CALL, "", count, outputs.get(name), gradients.get(name))
-                continue
-            kind = type(modules[name]).__name__
-            yield ModuleRow(name or kind, kind, count, outputs.get(name), gradients.get(name))
+                ends.setdefault(event.module, []).append((event, others))
+        for name, pairs in ends.items():
+            differences = (
+                [by for pair in pairs if (by := compare(*pair)) is not None]
+                for compare in (compared.forward, compared.backward)
+            )
+            kind = "" if name == CALL else type(self._module(name)).__name__
+            most = (max(found, default=None) for found in differences)
+            yield ModuleRow(name or kind, kind, len(pairs), *most)
 
 
 def _where(place: Place, compared: Comparison) -> str:
@@ -347,12 +320,12 @@ def _where(place: Place, compared: Comparison) -> str:
     events = [event for event, _ in compared.events]
     at = next((i for i, one in enumerate(events) if one.key == place.event.key), len(events))
     inner = [e for e in events[:at] if e.inside == place.module and e.kind == "out"]
+    begins = place.event.kind == "in"
+    after = place.event.module if begins else ""
     if place.what == "gradient":
-        inner = [] if place.event.kind == "in" else [place.event]
-        later = [e for e in events[at:] if e.inside == place.module and e.kind == "in"]
-        after = later[0].module if later else ""
-    else:
-        after = place.event.module if place.event.kind == "in" else ""
+        inner = [] if begins else [place.event]
+        later = (e.module for e in events[at:] if e.inside == place.module and e.kind == "in")
+        after = next(later, "")
     before = inner[-1].module if inner else ""
     if before and after and before != after:
         return f"between {before} and {after}"
