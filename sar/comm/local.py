@@ -211,12 +211,12 @@ class ThreadGroup(Group):
             raise
         if failures:
             causes = [error for error in failures if not isinstance(error, CommError)]
-            error = (causes or failures)[0]
+            first = (causes or failures)[0]
             try:
-                raise error
+                raise first
             finally:  # the error's frames hold these names: a cycle, with all tensors of the ranks
                 failures.clear()
-                del error, causes
+                del first, causes
         if checks and (problem := checks[0].compare(reports)):
             warnings.warn(problem, MistakeWarning, stacklevel=2)
         return results
