@@ -24,9 +24,9 @@ from sar.ops.randomness import keyed_dropout, keyed_uniform, reference_dropout
 CUTS = [
     (1, "random", {"block_bytes": 4096}),
     (3, "random", {"rounds": 1}),
-    (3, "metis", {"block_bytes": 2048}),
+    (3, "coarsen", {"block_bytes": 2048}),
     (4, "random", {}),
-    (4, "metis", {"rounds": 2, "rematerialize": False}),
+    (4, "coarsen", {"rounds": 2, "rematerialize": False}),
     (4, "adversarial", {"rounds": 3}),
 ]
 

@@ -158,9 +158,9 @@ def by_id(parts: list[dict], key: str, ntype: str) -> Tensor:
 
 
 SETTINGS: list[tuple[int, str, str, bool, float | None]] = [
-    (1, "metis", "dense", False, None),
+    (1, "coarsen", "dense", False, None),
     (2, "random", "sparse", False, None),
-    (3, "metis", "sparse", True, None),  # in processes
+    (3, "coarsen", "sparse", True, None),  # in processes
     (4, "adversarial", "dense", True, 0.05),
     (8, "random", "dense", False, 0.05),
 ]
@@ -201,10 +201,10 @@ def test_rows_start_alike_on_any_number_of_ranks(partitioned: Cutter) -> None:
         by_id(
             run_threads(size, rows_of, partitioned(shop(), size, cut), {"seed": 5}), "rows", "user"
         )
-        for size, cut in ((1, "metis"), (3, "random"), (8, "adversarial"))
+        for size, cut in ((1, "coarsen"), (3, "random"), (8, "adversarial"))
     ]
     assert all(torch.equal(tables[0], table) for table in tables)
-    other = run_threads(1, rows_of, partitioned(shop(), 1, "metis"), {"seed": 6, "bound": 0.5})
+    other = run_threads(1, rows_of, partitioned(shop(), 1, "coarsen"), {"seed": 6, "bound": 0.5})
     assert len(tables[0].unique()) == tables[0].numel()
     assert not torch.isin(by_id(other, "rows", "user"), tables[0]).any()
     assert 0.4 < float(by_id(other, "rows", "user").abs().max()) <= 0.5
@@ -282,7 +282,7 @@ def test_a_checkpoint_fits_any_number_of_ranks(
     assert sorted(one.name for one in folder.glob("*.partial")) == others
     assert sorted(p.name.count(".") for p in folder.glob("*.pt")) == [1, 3, 3, 3]
     want = by_id(saved, "rows", "user")
-    for size, method in ((1, "metis"), (4, "adversarial"), (8, "random")):
+    for size, method in ((1, "coarsen"), (4, "adversarial"), (8, "random")):
         parts = run_threads(size, case_load, partitioned(shop(), size, method), folder, kind)
         assert torch.equal(by_id(parts, "rows", "user"), want)
 

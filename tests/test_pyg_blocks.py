@@ -54,7 +54,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "weighted": Weighted,
 }
 SEEDS = {"some": 0.2, "one": 0.0, "all": 1.0}
-CUTS = [(1, "random"), (2, "metis"), (3, "random"), (4, "adversarial")]
+CUTS = [(1, "random"), (2, "coarsen"), (3, "random"), (4, "adversarial")]
 
 
 def made(model: Callable[[], nn.Module]) -> nn.Module:

@@ -21,7 +21,7 @@ import sar
 ONCE, STRICT = sar.Policy(rounds=1), sar.Policy(block_bytes=256)
 SETTINGS = [  # graph, parts, cut, policy
     (shop, 3, "random", STRICT),
-    (hetero, 2, "metis", ONCE),
+    (hetero, 2, "coarsen", ONCE),
     (sparse_hetero, 4, "adversarial", STRICT),
     (hetero, 4, "adversarial", ONCE),
     (sparse_hetero, 2, "random", ONCE),

@@ -41,7 +41,7 @@ NO_EDGES = [0] * 52 + [1] * 5
 SETTINGS = {
     "one rank": Setting(graphs.mixed, 1),
     "two ranks, blocks": Setting(large, 2, "random", STRICT),
-    "three ranks": Setting(graphs.mixed, 3, "metis", ONE_SHOT),
+    "three ranks": Setting(graphs.mixed, 3, "coarsen", ONE_SHOT),
     "four ranks, one empty": Setting(graphs.mixed, 4, "adversarial"),
     "no edges on a rank": Setting(graphs.mixed, 3, NO_EDGES, ONE_SHOT),
     "four ranks, kept": Setting(graphs.looped, 4, "random", KEPT),

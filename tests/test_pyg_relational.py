@@ -78,7 +78,7 @@ SETTINGS = [
     (mixed, 3, "random", STRICT),
     (typed, 4, "adversarial", ONCE),
     (mostly_isolated, 4, "random", STRICT),
-    (mixed, 2, "metis", ONCE),
+    (mixed, 2, "coarsen", ONCE),
 ]
 
 

@@ -274,7 +274,7 @@ def test_readouts_of_edges_that_cannot_run_say_so(partitioned: Cutter) -> None:
 
 
 def test_pools_in_bfloat16(partitioned: Cutter) -> None:
-    path, pools = partitioned(sample("mixed"), 3, "metis"), (dgl.nn.SumPooling, dgl.nn.MaxPooling)
+    path, pools = partitioned(sample("mixed"), 3, "coarsen"), (dgl.nn.SumPooling, dgl.nn.MaxPooling)
     graph = to_dgl(sample("mixed"))
     want = [pool()(graph, graph.ndata["feat"].bfloat16().double()) for pool in pools]
 

@@ -22,7 +22,7 @@ import sar
 from sar.comm import Group
 from sar.sampling import NeighborLoader
 
-CUTS = [(1, "random"), (2, "metis"), (3, "random"), (4, "adversarial")]
+CUTS = [(1, "random"), (2, "coarsen"), (3, "random"), (4, "adversarial")]
 
 
 def draws_of(group: Group, path: str, ntype: str, fan: list, options: dict) -> dict:

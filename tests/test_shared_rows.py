@@ -169,7 +169,7 @@ def check(conv: nn.Module, ranks: list[list[dict]], block: bool) -> None:
 
 
 SETTINGS = [
-    (1, "metis", None, False), (2, "random", 1, True), (3, "metis", 2, False),
+    (1, "coarsen", None, False), (2, "random", 1, True), (3, "coarsen", 2, False),
     (4, "random", None, True), (4, "adversarial", 1, False),
 ]  # fmt: skip
 AGGREGATES = ["sum", "mean", "stack", "max", "min"]

@@ -149,7 +149,7 @@ def test_any_ranks_rounds_and_cut(size: int, policy: dict, partitioned: Cutter) 
     if policy.get("rounds", 1) >= max(2, size):
         pytest.skip("fewer ranks than rounds")
     make = made_of(STREAMED["weighted"])
-    for cut in ("random", "metis"):
+    for cut in ("random", "coarsen"):
         got = on_ranks(partitioned(mixed(), size, cut), size, make, **BLOCKS, **policy)
         assert_gradients_close(got, reference(mixed(), *make()), torch.float64, cut)
 

@@ -83,7 +83,7 @@ def case_train(
 def test_losses_and_parameters_are_those_of_the_whole_graph(
     size: int, name: str, dropout: float, partitioned: Cutter
 ) -> None:
-    path = partitioned(sparse(0.03), size, "metis" if size == 4 else "random")
+    path = partitioned(sparse(0.03), size, "coarsen" if size == 4 else "random")
     torch.manual_seed(0)
     model = build_model(ModelOptions(name, 3, 8, dropout), WIDTH, CLASSES).double()
     runs = []
