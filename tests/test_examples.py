@@ -158,8 +158,11 @@ def test_servers_and_trainers(partitioned: Cutter, tmp_path: Path, nursery: Nurs
 
 
 @pytest.mark.system
-def test_larger_than_memory_goes_on(parts: str, tmp_path: Path, monkeypatch: Any, capfd: Any):
+def test_larger_than_memory_goes_on(
+    parts: str, tmp_path: Path, monkeypatch: Any, capfd: Any, caplog: Any
+) -> None:
     """A run that was stopped after its checkpoint ends with the bits of one that was not."""
+    caplog.set_level("INFO", "sar")
     monkeypatch.setattr(sys, "path", [str(ROOT / "examples"), *sys.path])
     example = importlib.import_module(LARGER.removesuffix(".py"))
 
@@ -167,12 +170,11 @@ def test_larger_than_memory_goes_on(parts: str, tmp_path: Path, monkeypatch: Any
         words = [parts, "--out", str(tmp_path / name), "--epochs", str(epochs), *more]
         monkeypatch.setattr(sys, "argv", [LARGER, *words])
         example.main()
-        out, err = capfd.readouterr()
-        return out + err
+        return capfd.readouterr().out
 
     disk = ["--directory", str(tmp_path / "disk")]
     first, second = run("twice", 6, *disk), run("twice", 12, *disk)
-    assert "MB read" in first and "epoch 5" not in second and "400 nodes in 2 files" in second
+    assert "MB read" in caplog.text and "epoch 5" not in second and "400 nodes in 2 files" in second
     assert_learned(first + second)
     run("once", 12)
     for rank in range(2):
