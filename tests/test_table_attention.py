@@ -5,19 +5,22 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import dgl.nn
 import harness.pyg
 import pytest
 import torch
-from harness import training
-from harness.graphs import mixed, mostly_isolated
+from harness import pyg_hetero, training
+from harness.graphs import mixed, mostly_isolated, shop
 from harness.parts import Cutter
 from harness.rows import Part, join_nodes, results
 from harness.rows import whole as whole_rows
 from harness.threads import run_threads
 from test_pyg_fused import compare as compare_with_pyg
+from test_pyg_fused import on
+from test_pyg_hetero import MODELS
 from test_table_sums import numbers, with_table
 from torch import nn
 
@@ -118,6 +121,32 @@ def test_dropped_weights_are_those_of_ranks_side_by_side(
         assert torch.equal(rows, bits[name]), name
 
 
+@pytest.mark.parametrize("kind", [dgl.nn.GATConv, dgl.nn.GATv2Conv])
+def test_a_result_that_is_written_into_is_computed_again(kind: Any, partitioned: Cutter) -> None:
+    layer = Dropped(kind, activation=torch.sigmoid_).double()
+    args = case_dropped, partitioned(mixed(), 3, "random"), mixed(), layer
+    want, got = run_threads(3, *args), with_table(3, PLENTY, *args)
+    for mine, theirs in zip(got, want, strict=True):
+        for name, rows in theirs.items():
+            torch.testing.assert_close(mine[name], rows, rtol=1e-11, atol=1e-11)
+
+
+def test_gradients_of_queries_alone(partitioned: Cutter) -> None:
+    """Nobody asks for those of the sources."""
+    path, layer = partitioned(mixed(), 3, "random"), Dropped(dgl.nn.GATConv).double()
+    layer.requires_grad_(False)
+    layer.layer.attn_r.requires_grad_()
+
+    def case(group: Any) -> torch.Tensor:
+        part, mine = Part(group, path), copy.deepcopy(layer)
+        x = whole_rows(mixed().total_nodes, (FEATURES,), 1)[part.nodes]
+        mine(part.graph, x).square().sum().backward()
+        return mine.layer.attn_r.grad
+
+    for got, want in zip(with_table(3, PLENTY, case), run_threads(3, case), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-11, atol=1e-11)
+
+
 OF_PYG: dict[str, Callable[[], nn.Module]] = {
     "one head": lambda: pyg.GATConv(6, 5),
     "heads": lambda: pyg.GATConv(6, 5, heads=3, concat=False, residual=True),
@@ -138,6 +167,45 @@ def test_layers_of_pyg(
 
     monkeypatch.setattr(harness.pyg, "run_threads", run)
     compare_with_pyg(OF_PYG[name], partitioned, size)
+
+
+SEVERAL = [one for one in MODELS if one.id in ("gat", "gatv2", "transformer", "sizes", "hgt")]
+
+
+@pytest.mark.parametrize("make, call, to_all", SEVERAL)
+def test_several_types_of_pyg(
+    make: Any, call: Any, to_all: bool, partitioned: Cutter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arrays, path = shop(), partitioned(shop(), 3, "random")
+    torch.manual_seed(1)
+    model = make((list(arrays.num_nodes), list(arrays.edges))).double()
+    call(model, *pyg_hetero.inputs(arrays))  # makes parameters of widths that were not known
+    want = pyg_hetero.whole(arrays, model, call)
+    monkeypatch.setattr(pyg_hetero, "run_threads", lambda *case: with_table(3, PLENTY, case[1]))
+    harness.pyg.compare(want, pyg_hetero.sharded(path, 3, arrays, model, call), 1e-9)
+
+
+WEIGHTED = {
+    "sum": (lambda: pyg.GraphConv(6, 4), "weight"),
+    "gcn": (lambda: pyg.GCNConv(6, 9), "weight"),
+    "mean": (lambda: pyg.GraphConv(6, 8, aggr="mean"), "weight"),
+    "gat with edges": (lambda: pyg.GATConv(6, 5, heads=2, edge_dim=3), "attr"),
+}
+
+
+@pytest.mark.parametrize("most", [PLENTY, None], ids=["plenty", "least"])
+@pytest.mark.parametrize("name", WEIGHTED)
+def test_weighted_edges(
+    name: str, most: int | None, partitioned: Cutter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows, and gradients of the weights."""
+    make, column = WEIGHTED[name]
+
+    def run(count: int, case: Any) -> list[Any]:
+        return with_least(count, case) if most is None else with_table(count, most, case)
+
+    monkeypatch.setattr(harness.pyg, "run_threads", run)
+    compare_with_pyg(make, partitioned, 3, partial(on, column), used=(column,))
 
 
 def test_explain_says_table(partitioned: Cutter) -> None:

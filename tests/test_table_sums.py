@@ -13,7 +13,10 @@ from harness.threads import run_threads
 from sar.comm import TurnGroup
 from sar.errors import CommError, SarError
 
-MODELS = ("SAGEConv-mean", "SAGEConv-gcn", "GraphConv-both", "GraphConv-right", "GINConv-sum")
+MODELS = (
+    "SAGEConv-mean", "SAGEConv-gcn", "GraphConv-both", "GraphConv-right", "GINConv-sum",
+    "GraphConv-both-weighted", "SAGEConv-mean-weighted",
+)  # fmt: skip
 
 
 def with_table(size: int, num_bytes: int, case: Any, *args: Any) -> list[Any]:

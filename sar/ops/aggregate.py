@@ -13,8 +13,10 @@ from torch.autograd import Function
 from torch.nn import Parameter
 
 from sar._private import without_modes
+from sar.comm.group import Table
 from sar.config import Policy
 from sar.edges.relation import Relation
+from sar.edges.whole import edges_of_table
 from sar.kernels import ExtremeReducer, add_rows, add_to_winners, wide_dtype
 from sar.kernels.sddmm import edge_dots
 from sar.ops.saving import first_order, spares_memory
@@ -209,15 +211,34 @@ def weight_gradient(
 ) -> Tensor:  # fmt: skip
     """dw_e = s_i <x_j, dout_i> for the local edges e = (j -> i): [num_edges] in the wide dtype.
 
-    Streams x [num_src, width], contiguous, again; collective. ``scale`` is s, [num_dst] in the wide
-    dtype, ``None`` for 1; ``kept`` has the halo of each round, where the policy keeps it.
+    Streams x [num_src, width], contiguous, again, or publishes it; collective. ``scale`` is s,
+    [num_dst] in the wide dtype, ``None`` for 1; ``kept`` has the halo of each round, where the
+    policy keeps it.
     """
     wide = wide_dtype(x.dtype)
     dweight = torch.empty(relation.num_edges, dtype=wide)
     dout = dout.to(wide).contiguous()
+    if relation.group.table is not None:
+        return _weight_gradient_of_table(relation.group.table, relation, x.to(wide), dout, scale)
     for step in Pass(relation.store, policy, x, order=True, kept=kept):
         edge_dots(dweight, step.shard, step.rows.to(wide), dout, scale)
     return dweight
+
+
+def _weight_gradient_of_table(
+    table: Table, relation: Relation, x: Tensor, dout: Tensor, scale: Tensor | None
+) -> Tensor:
+    """:func:`weight_gradient`, some columns of x at a time where the table is small."""
+    ends, width = edges_of_table(relation, ordered=True).into, x.shape[1]
+    total = torch.zeros(relation.num_edges, dtype=x.dtype)
+    at_once = table.columns(ends.num_rows, width, x.dtype)
+    for low in range(0, width, at_once):
+        some = [x[:, low : low + at_once]]
+        (rows,) = table.publish(some, "rows of weighted edges", ends.first, ends.num_rows)
+        part = torch.empty_like(total)
+        edge_dots(part, ends.edges, rows, dout[:, low : low + at_once].contiguous(), scale)
+        total += part
+    return total
 
 
 def check_reduction(relation: Any, x: Any, op: str, edge_weight: Tensor | None = None) -> None:

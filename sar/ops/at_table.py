@@ -18,6 +18,7 @@ from torch import Tensor
 
 from sar.comm import Group
 from sar.comm.group import Table
+from sar.edges.relation import Relation
 from sar.edges.whole import TableEdges, edges_of_table
 from sar.kernels import wide_dtype
 from sar.kernels.attention import (
@@ -65,8 +66,8 @@ class TableAttention:
         self.spec, self.sources, self.table = sources.spec, sources, table
         self.scores, self.additive = self.spec.scores, self.spec.scores.kind == ADDITIVE
         self.query, self.weight = widened(query), widened(weight)
-        keyed = self.spec.dropout is not None
-        self.into, self.out_of = edges_of_table(self.spec.relation, keyed)
+        edges = edges_of_table(self.spec.relation, self.spec.dropout is not None)
+        self.edges, self.into, self.out_of = edges, edges.into, edges.out_of
 
     def forward(self) -> tuple[Tensor, Normalizer]:
         """out [num_dst, H * D], and m and 1 / s, which normalize the weights."""
@@ -78,11 +79,13 @@ class TableAttention:
         return _joined([out for out, _ in done]), Normalizer(*map(_joined, zip(*normalizers)))
 
     def backward(self, incoming: Incoming, wanted: bool) -> tuple[list[Tensor], Tensor, Tensor]:
-        """Gradients of the sources, which are ``wanted`` or without meaning, of the queries and of
+        """Gradients of the sources, which are ``wanted`` or 0, of the queries and of
         the weight, in the wide dtype; ``incoming`` includes the queries for additive scores."""
         found = [self._of_queries(incoming, *some) for some in self._values_and_keys("backward")]
         dquery, dweight = map(_joined, zip(*found))
-        homes = self._of_sources(incoming) if wanted else list(map(widened, self.sources.rows()))
+        if wanted:
+            return self._of_sources(incoming), dquery, dweight.view(-1)
+        homes = [torch.zeros_like(widened(part)) for part in self.sources.rows()]
         return homes, dquery, dweight.view(-1)
 
     def _values_and_keys(self, what: str) -> Iterator[tuple[Heads, Tensor, Tensor]]:
@@ -125,24 +128,27 @@ class TableAttention:
         for heads in self._blocks(self.out_of, width // self.scores.heads, incoming.dout.dtype):
             known = self._known(incoming, heads)
             some = [known.dout, known.known, *([] if self.additive else self._at_ends(heads)[1:2])]
+            mask = self._mask(self.out_of, heads)  # collective at first, so before rows are there
             del known
             tables = self._publish(some, "what is known where edges end", self.out_of)
-            found.append(self._of_some_sources(heads, *tables))
+            found.append(self._of_some_sources(heads, mask, *tables))
         return list(map(_joined, zip(*found)))
 
-    def _of_some_sources(self, heads: Heads, dout: Tensor, known: Tensor, *query: Tensor) -> list:
+    def _of_some_sources(
+        self, heads: Heads, mask: Mask | None, dout: Tensor, known: Tensor, *query: Tensor
+    ) -> list[Tensor]:
         rows = [self._some(widened(part), heads) for part in self.sources.rows()]
         grads = list(map(torch.empty_like, rows))
         key, value, dkey, dvalue = map(Columns, (rows[-1], rows[0], grads[-1], grads[0]))
         scores, own, weight = self._at_ends(heads)
-        ends, mask = Incoming(dout, known), self._mask(self.out_of, heads)
+        ends = Incoming(dout, known)
         if self.additive:
             dquery = own.new_empty((torch.get_num_threads(), 0, scores.heads))
-            grad = dkey, dvalue, dquery, mask
-            attend_grad_additive(self.out_of.edges, scores, key, value, ends, *grad)
+            end = dkey, dvalue, dquery, mask
+            attend_grad_additive(self.out_of.edges, scores, key, value, ends, *end)
         else:
-            args = scores, key, value, *query, weight, ends, dkey, dvalue, mask
-            attend_grad_of_sources(self.out_of.edges, *args)
+            grad = weight, ends, dkey, dvalue, mask
+            attend_grad_of_sources(self.out_of.edges, scores, key, value, query[0], *grad)
         return grads
 
     def _blocks(self, ends: TableEdges, numbers: int, dtype: torch.dtype) -> Iterator[Heads]:
@@ -166,9 +172,20 @@ class TableAttention:
         return Incoming(dout, self._some(incoming.known, heads, sets))
 
     def _mask(self, ends: TableEdges, heads: Heads) -> Mask | None:
-        if self.spec.dropout is None or ends.keys is None:
+        relation = self.spec.relation
+        if self.spec.dropout is None:
             return None
-        return Mask(ends.keys, *self.spec.dropout, first=heads[0])
+        keys = relation.keys if ends is self.into else self._keys_at_sources(relation)
+        return Mask(keys, *self.spec.dropout, first=heads[0])
+
+    def _keys_at_sources(self, relation: Relation) -> Tensor:
+        """Names in random numbers of the edges out of owned rows; collective at first."""
+        group, edges = relation.group, self.edges
+
+        def tell() -> Tensor:
+            return edges.at_sources(group, relation.keys.long())
+
+        return relation.derived("keys of a table", tell)
 
     def _some(self, rows: Tensor, heads: Heads, sets: int = 1) -> Tensor:
         """Columns of some heads of rows [n, sets * H * ..]."""

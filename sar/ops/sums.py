@@ -207,13 +207,13 @@ class TableSums(Sums):
     """
 
     def __init__(
-        self, relation: Relation, table: Table, policy: Policy, scale: Tensor | None, what: str
-    ) -> None:
+        self, relation: Relation, table: Table, policy: Policy, scale: Tensor | None, what: str,
+        weighted: bool,
+    ) -> None:  # fmt: skip
         self.plan, self.policy, self.scale = relation.plan, policy, scale
-        self._table, self._what = table, what
+        self._table, self._what, self._edges = table, what, edges_of_table(relation, weighted)
         self._scales: Tensor | None = None  # of all ranks' rows
         self._lies: tuple[int, int] | None = None  # where own rows begin in the table, of how many
-        self._into, self._out_of = edges_of_table(relation)
         self.num_dst_in_turns = relation.num_dst
 
     def of(self, rows: Tensor | None) -> Sums:
@@ -227,22 +227,23 @@ class TableSums(Sums):
             self.plan.group.meter.tell("table")
         rows = [x]
         del x
-        return self._summed(self._into, rows, Factors(row=self.scale), None), lambda: None
+        factors = Factors(edge=weight, row=self.scale)
+        return self._summed(self._edges.into, rows, factors, None), lambda: None
 
     def home(
         self, dout: Tensor, place: Place | None = None, *, weight: Tensor | None = None,
         settled: bool = False,
     ) -> Whole:  # fmt: skip
         self._table.wait()
-        out, scale = None if place is None else place(), self.scale
+        weight = None if weight is None else self._edges.at_sources(self.plan.group, weight)
+        out, scale, ends = None if place is None else place(), self.scale, self._edges.out_of
         if scale is not None and dout.dtype != scale.dtype:  # a narrow factor would lose digits
             dout, scale = (dout * scale.unsqueeze(1)).to(dout.dtype), None
         elif scale is not None and self._scales is None:
-            ends = self._out_of
             self._scales = self._table.keep(scale, ends.first, ends.num_rows)
-        rows, factors = [dout], Factors(gathered=None if scale is None else self._scales)
+        rows, scales = [dout], None if scale is None else self._scales
         del dout
-        return Whole(self._summed(self._out_of, rows, factors, out))
+        return Whole(self._summed(ends, rows, Factors(edge=weight, gathered=scales), out))
 
     def here(self, rows: Tensor) -> Tensor:
         return rows if self._lies is None else self._table.own(rows, *self._lies)
@@ -367,8 +368,8 @@ def _chosen(
     """Choose how rows like these are summed, alike on all ranks; collective."""
     without_zeros = _agree_way(relation, like.dtype, policy)
     table = relation.group.table
-    if table is not None and weight is None:
-        return TableSums(relation, table, policy, scale, what)
+    if table is not None:
+        return TableSums(relation, table, policy, scale, what, weight is not None)
     edges = linear_relation(relation, like, weight, policy)
     kind = SumsWithoutZeros if without_zeros else Sums
     row_bytes = like.shape[1] * like.element_size()
