@@ -16,7 +16,8 @@ from sar.cli.outputs import check_writable
 from sar.comm import Group, TurnGroup
 from sar.comm.meter import Meter
 from sar.config import parse_bytes
-from sar.memory.spill import Spill, check_folder
+from sar.memory.machine import check_folder
+from sar.memory.spill import Spill
 from sar.partition.load import read_book
 
 SPILL = "spill"

@@ -123,23 +123,27 @@ class Room:
     def __init__(self, run: Run, members: Sequence[int]) -> None:
         self.run, self.members = run, list(members)
         self.slots: list[Any] = [None] * len(members)
-        self._here, self._turn, self._is_left = set[int](), 0, False
+        self._here, self._turn, self._is_left = dict[int, str](), 0, False
+        self._calls = list[str]()  # of the last that met, by rank
 
-    def wait(self, rank: int) -> None:
-        """Return when all are here; raise ``CommError`` when one is gone or does not come."""
+    def wait(self, rank: int, call: str) -> list[str]:
+        """Return when all are here, with what each of them calls; raise ``CommError`` when one is
+        gone or does not come."""
         run = self.run
         with run.changed:
             turn = self._turn
-            self._here.add(rank)
+            self._here[rank] = call
             if len(self._here) == len(self.members) and not self._is_left:
-                self._here, self._turn = set(), turn + 1
+                self._calls = [self._here[one] for one in range(len(self.members))]
+                self._here, self._turn = {}, turn + 1
                 self._let_go()
-                return
+                return self._calls
             self._wait(rank, lambda: self._turn != turn or bool(self.lost()))
             if self._turn == turn:
                 why, self._is_left = self.lost() or self._late(), True
                 self._let_go()
                 raise CommError(f"rank {rank}: {why}")
+            return self._calls
 
     def _let_go(self) -> None:
         self.run.changed.notify_all()
@@ -232,17 +236,18 @@ class ThreadGroup(Group):
     def _meet(self, call: str, offering: Any, read: Callable[[list[Any]], Any]) -> Any:
         """Offer a value, read everybody's, and leave together."""
         room = self._room
-        room.slots[self.rank] = call, offering
-        room.wait(self.rank)
-        calls, offers = zip(*room.slots)
-        if len(set(calls)) > 1:
-            room.wait(self.rank)
-            raise self._calls_differ(", ".join(f"{rank}: {one}" for rank, one in enumerate(calls)))
-        result = read(list(offers))
-        del offers  # before others go on, who may count on the memory of theirs
-        room.wait(self.rank)
+        room.slots[self.rank] = offering
+        self._wait_for(call)
+        result = read([*room.slots])
+        self._wait_for(call)
         room.slots[self.rank] = None  # nobody reads it any more: memory may be free
         return result
+
+    def _wait_for(self, call: str) -> None:
+        """Return when all have called this, and raise on all where one calls something else."""
+        calls = self._room.wait(self.rank, call)
+        if len(set(calls)) > 1:
+            raise self._calls_differ(", ".join(f"{rank}: {one}" for rank, one in enumerate(calls)))
 
     def _all_gather(self, tensor: Tensor) -> list[Tensor]:
         return self._copies("all_gather", tensor)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import random
+import threading
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Protocol
 from weakref import WeakValueDictionary
@@ -75,7 +76,7 @@ class TurnGroup(ThreadGroup):
     def turn(self) -> None:
         """Return when all ranks have called this; collective, and one pass of turns. What a rank
         did before, the others see behind it."""
-        self._room.wait(self.rank)
+        self._wait_for("a pass of turns")
 
     @property
     def meetings(self) -> int:
@@ -223,6 +224,9 @@ class TurnRun(Run):
 
     def __init__(self, size: int, between: Sequence[Between]) -> None:
         super().__init__(timeout=math.inf)
+        lock = threading.RLock()
+        self.changed = threading.Condition(lock)
+        self._turns = [threading.Condition(lock) for _ in range(size)]  # to wake one rank, not all
         self.holder, self.step, self.is_stuck, self.is_interrupted = 0, 1, False, False
         self.ready, self.waiting = set(range(size)), dict[int, TurnRoom]()
         self.shared = dict[Any, Any]()
@@ -276,7 +280,7 @@ class TurnRun(Run):
         return (rank - self.holder) * self.step > 0
 
     def _take(self, rank: int) -> None:
-        self.changed.wait_for(lambda: self.holder == rank)
+        self._turns[rank].wait_for(lambda: self.holder == rank)
         self.ready.discard(rank)
         for one in self._between:
             one.begin(rank, self.order())
@@ -293,7 +297,7 @@ class TurnRun(Run):
         if following:
             self.step *= 1 if self._is_ahead(following[0]) else -1
             self.holder = following[0]
-        self.changed.notify_all()
+        self._turns[self.holder].notify()
 
 
 class TurnRoom(Room):
@@ -305,10 +309,10 @@ class TurnRoom(Room):
     def meetings(self) -> int:
         return self._turn
 
-    def wait(self, rank: int) -> None:
+    def wait(self, rank: int, call: str) -> list[str]:
         if self.run.is_interrupted:  # also the last to come, whom nobody has to wait for
             raise CommError(f"rank {rank}: {self.run.first_error}")
-        super().wait(rank)
+        return super().wait(rank, call)
 
     def lost(self) -> str:
         if self.run.is_stuck and not super().lost():

@@ -22,9 +22,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 import xxhash
-from torch import UntypedStorage
+from torch import Tensor, UntypedStorage
 
 from sar.errors import NotSupportedError, SarError
+from sar.kernels.device import is_host
 from sar.memory.paging import PageFile
 
 PAGE = mmap.PAGESIZE
@@ -51,11 +52,13 @@ class _System:
             "mremap": (_ADDRESS, _SIZE, _SIZE, _INT, _ADDRESS),
             "munmap": (_ADDRESS, _SIZE),
             "madvise": (_ADDRESS, _SIZE, _INT),
+            "malloc": (_SIZE,),
+            "free": (_ADDRESS,),
         }
         for name, arguments in types.items():
             function = getattr(self.lib, name)
             function.argtypes = arguments
-            function.restype = _ADDRESS if name.startswith(("mmap", "mremap")) else _INT
+            function.restype = _ADDRESS if name in ("mmap", "mremap", "malloc") else _INT
 
     def map(self, size: int, at: int = 0, number: int = -1, offset: int = 0) -> int:
         """A private map of fresh memory or of a file; ``at`` replaces what is mapped there."""
@@ -107,12 +110,48 @@ def map_buffers_from(least: int) -> None:
     )
 
 
+def is_plain(tensor: Tensor) -> bool:
+    """Whether a tensor has memory of the CPU's."""
+    if tensor.layout != torch.strided or tensor.is_nested or not is_host(tensor.device):
+        return False
+    return type(tensor).__torch_dispatch__ is Tensor.__torch_dispatch__
+
+
+def extent(tensor: Tensor) -> int:
+    """Bytes from the first number to the last."""
+    if not tensor.numel():
+        return 0
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    return (sum((size - 1) * step for size, step in steps) + 1) * tensor.element_size()
+
+
 def is_mapped(storage: UntypedStorage) -> bool:
     """Whether a storage lies in a buffer of glibc's that has a map of its own, which ends with it.
     Other storages than the allocator's, of files or numpy's arrays, cannot be resized."""
     if not storage.resizable() or storage.is_shared() or not storage.nbytes():
         return False
-    return bool(ctypes.c_size_t.from_address(storage.data_ptr() - 8).value & _IS_MAPPED)
+    address = storage.data_ptr()  # 0 of zeros without memory, as of torch's forward mode
+    return bool(address) and _has_map(address)
+
+
+def _has_map(buffer: int) -> bool:
+    return bool(ctypes.c_size_t.from_address(buffer - 8).value & _IS_MAPPED)
+
+
+def take_free_chunks(least: int) -> list[int]:
+    """Take what is free in this thread's heap for buffers of ``least`` bytes, so that those that
+    come are mapped; for ``free_chunks``. Nobody writes there: they have no memory."""
+    lib, taken = system().lib, list[int]()
+    lib.malloc_trim(0)
+    while (buffer := lib.malloc(least)) and not _has_map(buffer):
+        taken.append(buffer)
+    lib.free(buffer)
+    return taken
+
+
+def free_chunks(taken: list[int]) -> None:
+    while taken:
+        system().lib.free(taken.pop())
 
 
 def _view(at: int, size: int) -> memoryview:
@@ -231,6 +270,7 @@ class Block:
         self._taken = self._through = 0  # bytes of its place; bytes that were read through
         self.offset: int | None = None  # of its place in the file
         self._digest: bytes | None = None  # of what is there, unless it was written over
+        self._is_kept = False  # its place is a child's, too
 
     def is_at(self, storage: UntypedStorage | None) -> bool:
         """Whether the storage still has the memory that the block was made of."""
@@ -276,10 +316,16 @@ class Block:
             ctypes.memmove(staged.at, self.start, staged.size)
             self._digest = None
         system().move(staged.at, staged.size, self.start)
+        if self._is_kept:
+            self.offset, self._is_kept = None, False
+
+    def keep_place(self) -> None:
+        """If it is out, never write at its place again: a child of a fork reads there, too."""
+        self._is_kept = self.is_out and self.offset is not None
 
     def give_back(self, file: SpillFile) -> None:
         """Give its place in the file to others."""
-        if self.offset is not None:
+        if self.offset is not None and not self._is_kept:
             file.give(self.offset, self._taken)
 
     def read_through(self, at: int, size: int) -> bool:

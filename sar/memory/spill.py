@@ -17,7 +17,6 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, UntypedStorage
 
 from sar._private import storage_id, watched
@@ -26,16 +25,26 @@ from sar.comm.environment import memory_left
 from sar.comm.meter import Meter
 from sar.errors import SarError
 from sar.files import locked_folder
-from sar.kernels.device import is_host
 from sar.kernels.jit import reading
-from sar.memory.blocks import PAGE, Block, SpillFile, Staged, is_mapped, map_buffers_from
+from sar.memory.blocks import (
+    Block,
+    SpillFile,
+    Staged,
+    extent,
+    free_chunks,
+    is_mapped,
+    is_plain,
+    map_buffers_from,
+    take_free_chunks,
+)
+from sar.memory.machine import anonymous_bytes, check_folder, mind_forks
 
 LEAST_BYTES = 1 << 18  # smaller tensors stay
 _LEAST_ROOM = 32 << 20  # bytes for blocks; less is not worth a try
 _MOST_AHEAD = 4  # a part of what there is, for what the next rank will need
+_OFTEN = 64  # operators
 _NO_LIMIT = 1 << 50
 _FOLDER = "sar-out-of-core"
-_IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs")
 
 
 class Spill:
@@ -68,10 +77,12 @@ class Spill:
         self._serials, self._gone = Counter[int](), list[Block]()
         self._coming = dict[Block, Future[Staged | None]]()
         self._resident = self._time = 0  # bytes of blocks in memory; operators so far
+        self._living = 0  # bytes of all blocks
         self._rank, self._later = 0, list[int]()
         self._meters = dict[int, Meter]()
         self._touched, self._through = set[int](), list[Block]()
         self.kept = Counter[str]()
+        self._taken = list[int]()  # of heaps
         self._open = ExitStack()
         self._process = os.getpid()
 
@@ -94,7 +105,7 @@ class Spill:
                 ) from error
             self._file = SpillFile(folder)
             opened.callback(self._file.close)
-            now = _anonymous()
+            now = anonymous_bytes()
             self._most = self._memory or now + int(min(memory_left(), _NO_LIMIT)) // 2
             self._limit = self._room = self._most - now
             if self._limit <= 0:
@@ -102,7 +113,9 @@ class Spill:
             self._reader = ThreadPoolExecutor(1, "sar-read-ahead")
             opened.callback(self._reader.shutdown)
             opened.callback(self._drop_coming)
+            opened.callback(free_chunks, self._taken)
             self._open = opened.pop_all()
+        mind_forks(self)
         return self
 
     def __exit__(self, kind: Any, *_: object) -> None:
@@ -146,6 +159,7 @@ class Spill:
     def following(self, group: Group) -> Iterator[None]:
         """Follow what this thread, a rank of ``group``, allocates and reads."""
         self._meters[group.rank] = group.meter
+        self._taken += take_free_chunks(self._least)
         with watched(self._run):
             reading.told = self._need
             try:
@@ -157,29 +171,31 @@ class Spill:
         self._rank, self._later = rank, [one for one in following if one != rank]
         self._touched.clear()
         self._bury()
-        used = self._resident + sum(block.size for block in self._coming)
-        self._limit = self._most - self._others(used)
+        self._measure()
+
+    def _measure(self) -> None:
+        """How many bytes of blocks fit beside what else there is."""
+        self._limit = self._most - self._others(self._resident + self._ahead)
 
     def _others(self, used: int) -> int:
         """Bytes of the process that are not ``used`` for blocks."""
-        return max(0, _anonymous() - used)
+        return max(0, anonymous_bytes() - used)
 
     def end(self, rank: int) -> None:
         self._bury()
         for block in self._through:
             block.forget_pages()
         self._through.clear()
-        kept = Counter[str]()
-        for block in list(self._blocks.values()):
-            kept[block.maker] += block.nbytes
-        if kept.total() > self.kept.total():
-            self.kept = kept
+        if self._living > self.kept.total():
+            self.kept = Counter[str]()
+            for block in list(self._blocks.values()):
+                self.kept[block.maker] += block.nbytes
 
     # What operators read and make.
 
     def _run(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
         given = list(_tensors(args)) + list(_tensors(kwargs.values()))
-        if getattr(func, "is_view", False):
+        if getattr(func, "is_view", False) or self._is_forked():
             return func(*args, **kwargs)
         self._need(given)
         out = func(*args, **kwargs)
@@ -188,7 +204,13 @@ class Spill:
 
     def _need(self, tensors: Sequence[Tensor]) -> None:
         """Have the memory of tensors in, those in use first."""
+        if self._is_forked():
+            return
         self._time += 1
+        self._bury()
+        is_due = self._time % _OFTEN == 0  # a turn may be long, and arrays of numpy's come
+        if is_due:
+            self._measure()
         wanted = list[Block]()
         for tensor in tensors:
             block = self._find(tensor)
@@ -196,56 +218,70 @@ class Spill:
                 continue
             block.used = self._time
             if block.is_out:
-                if block.read_through(tensor.data_ptr(), _extent(tensor)):
+                if block.read_through(tensor.data_ptr(), extent(tensor)):
                     self._through.append(block)
                 elif block not in wanted:
                     wanted.append(block)
             if block.rank == self._rank and block.serial not in self._touched:
                 self._touched.add(block.serial)
                 self._read_ahead(block.serial)
-        if wanted:
+        if wanted or is_due:
             self._make_room(sum(one.size for one in wanted if one not in self._coming))
             for block in wanted:
                 block.move_in(self._fetch(block))
                 self._resident += block.size
 
     def _find(self, tensor: Tensor) -> Block | None:
-        if not _is_plain(tensor) or self._is_forked():
+        if not is_plain(tensor):
             return None
-        number = storage_id(tensor)
+        number, storage = storage_id(tensor), tensor.untyped_storage()
         block = self._blocks.get(number)
-        if block is not None and not block.is_at(tensor.untyped_storage()):
-            self._lose(number, block)  # it was resized, or shared
-            return None
+        if block is not None and block.is_at(storage):
+            return block
+        if block is not None:
+            self._lose(block)
+        block = self._follow(number, storage, "")  # a copy, or loaded: no operator has made it
+        if block is not None:
+            self._measure()
         return block
 
     def _note(self, maker: str, out: Any, given: Sequence[Tensor]) -> None:
         """Follow the storages that an operator has made."""
         known: set[int] | None = None
         for tensor in _tensors(out if isinstance(out, (tuple, list)) else (out,)):
-            if not _is_plain(tensor):
+            if not is_plain(tensor):
                 continue
             if known is None:
-                known = {storage_id(one) for one in given if _is_plain(one)}
+                known = {storage_id(one) for one in given if is_plain(one)}
             number, storage = storage_id(tensor), tensor.untyped_storage()
             if number in known:
+                self._find(tensor)  # it may have got other memory
                 continue
             known.add(number)
             self._serials[self._rank] += 1
-            if not self._follows(storage):
-                continue
-            self._bury()
-            serial = self._serials[self._rank]
-            maker = f"{' '.join(self._meters[self._rank].at_work)}: {maker}".lstrip(": ")
-            block = Block(storage, number, self._rank, serial, maker, self._gone.append)
-            block.used = self._time
-            self._blocks[number] = self._of[self._rank][serial] = block
-            self._resident += block.size
-            self._make_room(0)
+            if self._follow(number, storage, maker) is not None:
+                self._make_room(0)
+            elif storage.nbytes() >= self._least and storage.resizable():
+                self._taken += take_free_chunks(self._least)
+
+    def _follow(self, number: int, storage: UntypedStorage, maker: str) -> Block | None:
+        """Follow a storage, if it may leave memory."""
+        if not self._follows(storage):
+            return None
+        self._bury()
+        self._serials[self._rank] += not maker
+        serial = self._serials[self._rank]
+        maker = f"{' '.join(self._meters[self._rank].at_work)}: {maker}".strip(": ")
+        block = Block(storage, number, self._rank, serial, maker, self._gone.append)
+        block.used = self._time
+        self._blocks[number] = self._of[self._rank][serial] = block
+        self._resident += block.size
+        self._living += block.nbytes
+        return block
 
     def _follows(self, storage: UntypedStorage) -> bool:
         """Whether a new storage may leave memory."""
-        return storage.nbytes() >= self._least and is_mapped(storage) and not self._is_forked()
+        return storage.nbytes() >= self._least and is_mapped(storage)
 
     def _is_forked(self) -> bool:
         """Whether this is a child of the run's process, as a loader's worker: it reads what is out
@@ -276,10 +312,13 @@ class Spill:
             if done >= enough:
                 break
             storage = block.storage()  # holds the memory meanwhile
-            if block.used == self._time or block.is_out or not block.is_at(storage):
+            if block.used == self._time or block.is_out:
                 continue
-            block.move_out(self._file)
-            self._resident -= block.size
+            if block.is_at(storage):
+                block.move_out(self._file)
+                self._resident -= block.size
+            else:
+                self._lose(block)
             done += block.size
         return done
 
@@ -309,10 +348,10 @@ class Spill:
 
     # Ends.
 
-    def _lose(self, number: int, block: Block) -> None:
-        if self._blocks.get(number) is block:
-            del self._blocks[number]
+    def _lose(self, block: Block) -> None:
+        """Forget a block whose storage has other memory now: it was resized, or shared."""
         self._gone.append(block)
+        self._bury()
 
     def _bury(self) -> None:
         """Forget blocks whose storages have gone. They tell so in any thread, at any moment."""
@@ -323,10 +362,16 @@ class Spill:
             if self._blocks.get(block.number) is block:
                 del self._blocks[block.number]
             self._resident -= 0 if block.is_out else block.size
+            self._living -= block.nbytes
             coming = self._coming.pop(block, None)
             if coming is not None:
                 _drop(coming)
             block.give_back(self._file)
+
+    def before_fork(self) -> None:
+        """The child will read what is out where it lies now."""
+        for block in list(self._blocks.values()):
+            block.keep_place()
 
     def _drop_coming(self) -> None:
         while self._coming:
@@ -340,50 +385,9 @@ def _drop(coming: Future[Staged | None]) -> None:
         staged.drop()
 
 
-def _is_plain(tensor: Tensor) -> bool:
-    """Whether a tensor has memory of the CPU's."""
-    if tensor.layout != torch.strided or not is_host(tensor.device):
-        return False
-    return type(tensor).__torch_dispatch__ is Tensor.__torch_dispatch__
-
-
 def _tensors(values: Collection[Any]) -> Iterator[Tensor]:
     for value in values:
         if isinstance(value, Tensor):
             yield value
         elif isinstance(value, (list, tuple)):
             yield from _tensors(value)
-
-
-def _extent(tensor: Tensor) -> int:
-    """Bytes from the first number to the last."""
-    if not tensor.numel():
-        return 0
-    steps = zip(tensor.shape, tensor.stride(), strict=True)
-    return (sum((size - 1) * step for size, step in steps) + 1) * tensor.element_size()
-
-
-def check_folder(folder: Path, name: str = "directory") -> None:
-    """Raise ``ValueError`` for a folder, there or to be made, that is in memory."""
-    there = next(one for one in (folder, *folder.absolute().parents) if one.exists())
-    kind = _file_system(os.stat(there).st_dev)
-    if kind in _IN_MEMORY:
-        raise ValueError(
-            f"{name}: {os.fspath(folder)!r} is in memory ({kind}), expected a folder on a disk"
-        )
-
-
-def _file_system(device: int) -> str:
-    """The kind of the file system of a device, "" where the system does not tell."""
-    name = f"{os.major(device)}:{os.minor(device)}"
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
-        place, _, rest = line.partition(" - ")
-        if place.split()[2] == name:
-            return rest.split()[0]
-    return ""
-
-
-def _anonymous() -> int:
-    """Bytes of this process that no file backs."""
-    resident, shared = map(int, Path("/proc/self/statm").read_text().split()[1:3])
-    return (resident - shared) * PAGE
