@@ -163,7 +163,7 @@ class Table:
 
     def keep(self, values: Tensor, first: int, num_rows: int) -> Tensor:
         """The values of all ranks, [num_rows], in memory once, while a rank has them; ``values``
-        are this rank's, from ``first`` on. Collective."""
+        are this rank's, from ``first`` on. The table has so much less. Collective."""
         known = self._group.shared.setdefault("kept", WeakValueDictionary())
         self._num_kept += 1
         kept = known.get(self._num_kept)
@@ -171,6 +171,7 @@ class Table:
             kept = _memory(num_rows * values.element_size()).view(values.dtype)
             known[self._num_kept] = kept
         kept[first : first + len(values)] = values
+        self._num_bytes -= kept.nbytes
         self._group.turn()
         return kept
 

@@ -208,11 +208,13 @@ class TableSums(Sums):
 
     def __init__(
         self, relation: Relation, table: Table, policy: Policy, scale: Tensor | None, what: str,
-        weighted: bool,
+        like: Tensor, weighted: bool,
     ) -> None:  # fmt: skip
         self.plan, self.policy, self.scale = relation.plan, policy, scale
         self._table, self._what, self._edges = table, what, edges_of_table(relation, weighted)
-        self._scales: Tensor | None = None  # of all ranks' rows
+        self._scales: Tensor | None = None  # of all ranks' rows, for backward
+        if scale is not None and like.requires_grad and like.dtype == scale.dtype:
+            self._scales = _scale_of_all(relation, table, scale, self._edges.out_of)
         self._lies: tuple[int, int] | None = None  # where own rows begin in the table, of how many
         self.num_dst_in_turns = relation.num_dst
 
@@ -237,11 +239,10 @@ class TableSums(Sums):
         self._table.wait()
         weight = None if weight is None else self._edges.at_sources(self.plan.group, weight)
         out, scale, ends = None if place is None else place(), self.scale, self._edges.out_of
-        if scale is not None and dout.dtype != scale.dtype:  # a narrow factor would lose digits
-            dout, scale = (dout * scale.unsqueeze(1)).to(dout.dtype), None
-        elif scale is not None and self._scales is None:
-            self._scales = self._table.keep(scale, ends.first, ends.num_rows)
-        rows, scales = [dout], None if scale is None else self._scales
+        scales = self._scales
+        if scale is not None and (scales is None or dout.dtype != scale.dtype):
+            dout, scales = (dout * scale.unsqueeze(1)).to(dout.dtype), None  # loses no digits
+        rows = [dout]
         del dout
         return Whole(self._summed(ends, rows, Factors(edge=weight, gathered=scales), out))
 
@@ -264,6 +265,15 @@ class TableSums(Sums):
             (table,) = self._table.publish(some, self._what, ends.first, ends.num_rows)
             sums.append(spmm(ends.edges, table, factors, out if at_once == width else None))
         return sums[0] if len(sums) == 1 else torch.cat(sums, 1, out=out)
+
+
+def _scale_of_all(relation: Relation, table: Table, scale: Tensor, ends: TableEdges) -> Tensor:
+    """The scale of all ranks' rows, once for all layers that have the same; collective."""
+    _, whole = relation.derived(  # who has the scale as well: no other gets its id
+        ("scale of all ranks", id(scale)),
+        lambda: (scale, table.keep(scale, ends.first, ends.num_rows)),
+    )
+    return whole
 
 
 class KeptSums(Sums):
@@ -369,7 +379,7 @@ def _chosen(
     without_zeros = _agree_way(relation, like.dtype, policy)
     table = relation.group.table
     if table is not None:
-        return TableSums(relation, table, policy, scale, what, weight is not None)
+        return TableSums(relation, table, policy, scale, what, like, weight is not None)
     edges = linear_relation(relation, like, weight, policy)
     kind = SumsWithoutZeros if without_zeros else Sums
     row_bytes = like.shape[1] * like.element_size()
