@@ -29,6 +29,8 @@ PATIENCE = 60.0
 SCRIPT = """
 import os, signal, sys, time, torch, sar
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background ignores it
+
 def keep(part):
     rows = [torch.full((1 << 20,), float(part.part_id)) for _ in range(4)]
     print("goes", flush=True)

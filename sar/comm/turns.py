@@ -100,13 +100,13 @@ class Table:
     def __init__(self, group: TurnGroup, num_bytes: int) -> None:
         self._group, self._num_bytes = group, num_bytes
         self._read_at: int | None = None  # meetings until rows could be read
-        self._num_kept = 0
+        self._num_kept = self._kept_bytes = 0
 
     def columns(self, num_rows: int, width: int, dtype: torch.dtype, together: int = 1) -> int:
         """How many of ``width`` columns to publish at a time: equal blocks, as few as may be. Each
         is of ``together`` numbers a row. ``SarError`` where not even one fits."""
         column = max(1, num_rows * together * dtype.itemsize)
-        held = _HELD * width * column // self._group.size
+        held = _HELD * width * column // self._group.size + self._kept_bytes
         fit = (self._num_bytes - held) // column
         if fit < 1:
             raise SarError(
@@ -171,7 +171,7 @@ class Table:
             kept = _memory(num_rows * values.element_size()).view(values.dtype)
             known[self._num_kept] = kept
         kept[first : first + len(values)] = values
-        self._num_bytes -= kept.nbytes
+        self._kept_bytes += kept.nbytes
         self._group.turn()
         return kept
 

@@ -27,6 +27,7 @@ from sar.stream import (
     GradientReturn,
     RowMessages,
     Stream,
+    Whole,
     agree_on_gradients,
 )
 from sar.stream.zeros import NonZeros, PackedGradients, PackedRows, drops_zeros, is_read
@@ -179,22 +180,6 @@ class SumsWithoutZeros(Sums):
                 "they were summed; expected it before, or zeros='send'"
             )
         return PackedGradients(self._bits)
-
-
-class Whole:
-    """A gradient of owned rows that is complete, as :class:`GradientReturn` hands it out."""
-
-    def __init__(self, grads: Tensor) -> None:
-        self._grads = grads
-
-    def own(self) -> Tensor:
-        return self._grads
-
-    def finish(self) -> Tensor:
-        return self._grads
-
-    def settle(self) -> None:
-        return None
 
 
 class TableSums(Sums):

@@ -9,6 +9,7 @@ from sar.stream.passes import (
     Shards,
     Step,
     Stream,
+    Whole,
     fetch,
 )
 from sar.stream.plan import HaloPlan, Round, agree_on_gradients, build_halo_plan, join_plans
@@ -24,6 +25,7 @@ __all__ = [
     "Shards",
     "Step",
     "Stream",
+    "Whole",
     "agree_on_gradients",
     "build_halo_plan",
     "fetch",
