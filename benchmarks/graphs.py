@@ -69,6 +69,27 @@ def regular(
     return Prepared(Path(), partitions(options, f"regular-{nodes}-{edges}", cache(make), cuts))
 
 
+def near(options: Options, nodes: int, parts: int, dtype: torch.dtype) -> Path:
+    """The partitions of communities of 2,048 nodes with 90 % of the edges, 16 edges a node, in both
+    directions; random features [nodes, 128] and 16 classes. Communities are not cut."""
+    from sar.partition.arrays import ETYPE_HOMO, NTYPE_HOMO, GraphArrays
+
+    def make() -> GraphArrays:
+        rng = torch.Generator().manual_seed(0)
+        src, far = torch.randint(nodes, (2, nodes * 8), generator=rng)
+        is_near = torch.rand(len(src), generator=rng) < 0.9
+        dst = torch.where(is_near, src // 2048 * 2048 + far % 2048, far)
+        data = {
+            "feat": torch.randn(nodes, 128, generator=rng, dtype=dtype),
+            "label": torch.randint(16, (nodes,), generator=rng).to(torch.uint8),
+        }
+        ends = torch.cat([src, dst]), torch.cat([dst, src])
+        return GraphArrays("near", {NTYPE_HOMO: nodes}, {ETYPE_HOMO: ends}, {NTYPE_HOMO: data}, {})
+
+    cut, name = ("contiguous", parts), f"near-{nodes}-{str(dtype).partition('.')[2]}"
+    return partitions(options, name, make, [cut])[cut]
+
+
 def prepare(
     options: Options, name: str, make: Callable[[], GraphArrays], cuts: Iterable[Cut]
 ) -> Prepared:

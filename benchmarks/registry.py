@@ -76,6 +76,7 @@ class Options:
     ranks: tuple[int, ...] = option((2, 4, 8), "of `memory`", POSITIVE, many="+")
     repeats: int = option(7, "measured epochs of each contender", POSITIVE)
     nodes: int = option(1_000_000, "of the largest graph of `cut`", POSITIVE)
+    scale: int = option(21, "2^SCALE nodes of the graph of `larger`", POSITIVE)
 
 
 @dataclass(frozen=True)
