@@ -4,6 +4,7 @@ Never unpickles. `docs/formats.md` has the table of keys.
 """
 
 import os
+import threading
 import warnings
 from collections.abc import Mapping
 
@@ -18,6 +19,9 @@ _STRUCTURE = ("src", "dst", "unlabelled_zero_rows")
 NODE_DATA = "node_data.npz"  # beside partitions of other libraries
 CSR = ("feat_data", "feat_indices", "feat_indptr", "feat_shape")
 _Content = Mapping[str, np.ndarray]
+# NumPy parses headers with `ast`, of which Python before 3.11.9 and 3.12.3 has one depth for all
+# threads: two that parse at a time may end in a SystemError.
+_parsing = threading.Lock()
 
 
 def read_npz(path: str | os.PathLike) -> GraphArrays:
@@ -56,7 +60,7 @@ def read_node_data(
 
 def _arrays(path: str | os.PathLike) -> dict[str, np.ndarray]:
     found = {}
-    with np.load(path, allow_pickle=False) as archive:
+    with _parsing, np.load(path, allow_pickle=False) as archive:
         is_good = isinstance(archive, np.lib.npyio.NpzFile)
         need(is_good, "a single array, expected an archive of named arrays")
         for key in archive.files:
