@@ -142,6 +142,20 @@ def test_when_blocks_are_chosen(
     assert (told[0][0] is not None) == words.startswith("used")
 
 
+def test_the_choice_ends_where_blocks_cannot_save_enough(partitioned: Cutter) -> None:
+    """Each layer that is planned costs a pass over all edges: minutes on a graph beyond memory."""
+
+    def case(group: Any, path: str, layers: int) -> int:
+        graph, data = ready(path, group)
+        model = build_model(ModelOptions("sage", layers, 8), WIDTH, CLASSES)
+        before = group.counters.sent_bytes
+        training_blocks(model, graph, data, "auto", group, Call())
+        return group.counters.sent_bytes - before
+
+    path = partitioned(sparse(0.7), 3, "random")
+    assert run_threads(3, case, path, 8) == run_threads(3, case, path, 4)
+
+
 def test_no_blocks_where_a_node_counts_twice(partitioned: Cutter) -> None:
     def case(group: Any, path: str) -> str:
         graph, data = ready(path, group)

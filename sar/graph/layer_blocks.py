@@ -56,23 +56,39 @@ def _keep_out_degrees(block: Structure, store: Structure) -> None:
         as_stored(relation, "blocks").out_degrees = degrees[block.src_rows[etype[0]]]
 
 
-def plan_blocks(graph: GraphView, rows: Tensor, num_layers: int) -> LayerBlocks:
-    """What layers need to compute ``rows``, int64 ascending, of one node type; collective."""
+def plan_blocks(graph: GraphView, rows: Tensor, num_layers: int, least: float = 0.0) -> LayerBlocks:
+    """What layers need to compute ``rows``, int64 ascending, of one node type; collective.
+
+    Layers are planned from the last on, until they cannot save ``least`` any more; ``saved`` is
+    what they might then.
+    """
     store = graph._store
     (ntype,) = store.book.ntypes
     whole, dst_rows = whole_of_graph(store), {ntype: rows.cpu()}
-    sizes = [_sizes_of_graph(store)]
-    for _ in range(num_layers):
+    everything = store.group.all_reduce(torch.tensor(_sizes_of_graph(store))) * num_layers
+    work, saved = torch.zeros_like(everything), 0.0
+    for later in reversed(range(num_layers)):  # layers whose rows are not known yet
         layer = plan_layer(whole, store.group, dst_rows, True)
         edges = sum(len(part.src) for part in layer.edges.values())
-        sizes.append([len(dst_rows[ntype]), edges, layer.num_halo])
+        sizes = [len(dst_rows[ntype]), edges, layer.num_halo]
         dst_rows = layer.src_rows
-    total = store.group.all_reduce(torch.tensor(sizes, dtype=torch.int64)).double()
-    everything = total[0] * num_layers
-    some = everything > 0
-    shares = total[1:].sum(0)[some] / everything[some]
-    saved = 1 - float(shares.mean()) if len(shares) else 0.0
+        needed = [len(dst_rows[ntype]), _edges_into(store, dst_rows[ntype]), layer.num_halo]
+        done, more = store.group.all_reduce(torch.tensor([sizes, needed]))
+        work += done  # a layer needs no fewer rows than the next one
+        saved = _saved(work + later * more, everything)
+        if saved < least:
+            break
     return LayerBlocks(saved, graph, rows.cpu(), num_layers, whole)
+
+
+def _saved(work: Tensor, everything: Tensor) -> float:
+    """The mean share of rows, edges and traffic that is left out, of those there are."""
+    some = everything > 0
+    return 1 - float((work[some].double() / everything[some]).mean()) if some.any() else 0.0
+
+
+def _edges_into(store: Structure, rows: Tensor) -> int:
+    return sum(int(one.in_degrees.cpu()[rows].sum()) for one in store.relations.values())
 
 
 def _sizes_of_graph(store: Structure) -> list[int]:

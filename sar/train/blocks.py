@@ -55,14 +55,15 @@ def training_blocks(
     features = data.features
     if isinstance(features, dict):
         return None, "not used: features are of several types"
-    plan = plan_blocks(graph, data.rows["train"], int(model.num_blocks))  # type: ignore[arg-type]
-    told = f"save {100 * plan.saved:.0f} % of rows, edges and traffic"
-    if mode == "auto" and plan.saved < LEAST_SAVED:
-        return None, f"not used: they would {told}"
+    least = LEAST_SAVED if mode == "auto" else 0.0
+    plan = plan_blocks(graph, data.rows["train"], int(model.num_blocks), least)  # type: ignore[arg-type]
+    told = f"{100 * plan.saved:.0f} % of rows, edges and traffic"
+    if plan.saved < least:
+        return None, f"not used: they would save at most {told}"
     graphs = plan.build()
     rows = next(iter(graphs[0]._store.src_rows.values()))
     read = features.index_select(0, rows.to(features.device))
-    return TrainingBlocks(graphs, read, plan.saved), f"used: they {told}"
+    return TrainingBlocks(graphs, read, plan.saved), f"used: they save {told}"
 
 
 def _obstacle(model: nn.Module, graph: Any, data: NodeData, group: Group, call: Call) -> str | None:
