@@ -1,4 +1,4 @@
-"""Products with a matrix per type inside message functions."""
+"""Products with a matrix per type inside message functions, and types that are wrong."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import pytest
 import torch
 from harness.graphs import mixed
 from harness.parts import Cutter
+from harness.rows import Part
+from harness.threads import run_threads
 from test_edge_inputs import assert_exact
 from torch import Tensor, nn
 
@@ -44,3 +46,17 @@ def test_a_captured_matrix_gets_its_gradient(computed: bool, partitioned: Cutter
         return layer, layer
 
     assert_exact(mixed(), make, partitioned, block_bytes=4096)
+
+
+def test_a_type_too_many_is_told_by_all_ranks(partitioned: Cutter) -> None:
+    def case(group: Any, path: str) -> str:
+        part = Part(group, path)
+        types = torch.zeros(part.graph.num_edges(), dtype=torch.long)
+        types[:1] = 3 * (group.rank == 1)
+        layer = dgl.nn.GatedGraphConv(4, 4, 1, 3)
+        with pytest.raises(ValueError) as caught:
+            layer(part.graph, torch.zeros(len(part.nodes), 4), types)
+        return str(caught.value)
+
+    told = run_threads(3, case, partitioned(mixed(), 3, "random"))
+    assert all("rank 1: GatedGraphConv: etypes: got 0 to 3, expected 0 to 2" in one for one in told)

@@ -285,6 +285,11 @@ class NumEdges(EdgesCounted):
     """The number of a rank's edges as a size, told apart from other numbers that are as large."""
 
 
+class EdgesHere(int):
+    """A number of edges of this rank alone. As 0 it equals the size of a tensor of no edges, which
+    the literal 0 does not."""
+
+
 def _is_zero(value: object) -> bool:
     return type(value) is int and value == 0
 

@@ -8,6 +8,7 @@ from sar.frontends.dgl.node_count import NodeCount
 from sar.frontends.dgl.store import GraphStore
 from sar.graph.view import GraphView
 from sar.partition.book import EType
+from sar.tracing.nodes import EdgesHere
 
 
 class Counts(GraphView):
@@ -18,9 +19,14 @@ class Counts(GraphView):
     number_of_src_nodes = GraphView.num_src_nodes
     number_of_dst_nodes = GraphView.num_dst_nodes
     number_of_nodes = GraphView.num_nodes
-    number_of_edges = GraphView.num_edges
     number_of_nodes_global = GraphView.num_nodes_global
     number_of_edges_global = GraphView.num_edges_global
+
+    def num_edges(self, etype: str | EType | None = None) -> int:
+        """Edges that end in rows of this rank, of one relation or all shown."""
+        return EdgesHere(super().num_edges(etype))
+
+    number_of_edges = num_edges
 
     @property
     def batch_size(self) -> int:

@@ -31,7 +31,7 @@ from sar.frontends.dgl.adapters import LAYERS, graph_first
 from sar.frontends.dgl.counts import Counts
 from sar.frontends.dgl.node_count import NodeCount
 from sar.frontends.dgl.sharing import sharing
-from sar.frontends.dgl.typed import segment_mm_in_udfs
+from sar.frontends.dgl.typed import gated, segment_mm_in_udfs
 from sar.frontends.dgl.undistributed import UNDISTRIBUTED, refusing
 from sar.models.choice import Adapter, standing
 from sar.nn.local_norms import norm_patches
@@ -178,6 +178,7 @@ _PATCHES: dict[str, dict[str, Replace]] = {
         TYPED_SDDMM.name: _SEVERAL,
     },
     "dgl.nn.pytorch.conv.graphconv": _REVERSE,
+    "dgl.nn.pytorch.conv.gatedgraphconv": {"GatedGraphConv.forward": gated},
     "dgl.nn.pytorch.hetero": {"HeteroGraphConv.forward": sharing},
     # Sequential asks isinstance(graph, DGLGraph), and nothing else of it.
     "dgl.nn.pytorch.utils": {"DGLGraph": lambda original: (original, Counts)},
