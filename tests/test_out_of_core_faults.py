@@ -27,20 +27,35 @@ NODES, PARTS, EPOCHS = 24_000, 6, 6
 PATIENCE = 60.0
 
 SCRIPT = """
-import os, signal, sys, time, torch, sar
+import json, os, signal, sys, time, torch, sar
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background ignores it
+at, ended = [], []
 
 def keep(part):
     rows = [torch.full((1 << 20,), float(part.part_id)) for _ in range(4)]
     print("goes", flush=True)
-    while True:
-        if "--interrupt" in sys.argv and part.part_id == 5:  # the last that a collective waits for
-            os.kill(os.getpid(), signal.SIGINT)
-            time.sleep(0.3)
-        sar.global_mean(rows[0])
+    try:
+        while True:
+            if "--interrupt" in sys.argv and part.part_id == 5 and not at:
+                at.append(time.monotonic())
+                os.kill(os.getpid(), signal.SIGINT)
+                time.sleep(0.3)  # then the last that a collective waits for
+            sar.global_mean(rows[0])
+    finally:
+        time.sleep(0.1)
+        ended.append(part.part_id)
 
-sar.run_parts(sys.argv[1], keep, directory=sys.argv[2])
+try:
+    sar.run_parts(sys.argv[1], keep, directory=sys.argv[2])
+except KeyboardInterrupt:
+    seconds, stopped = time.monotonic() - at[0], len(ended)
+    files = [os.path.realpath(f"/proc/self/fd/{one}") for one in os.listdir("/proc/self/fd")]
+    files = [one for one in files if sys.argv[2] in one]
+    again = sar.run_parts(sys.argv[1], lambda part: part.part_id, directory=sys.argv[2])
+    told = {"stopped": stopped, "files": files, "again": again}
+    print(json.dumps({"seconds": seconds, "told": told}))
+    raise
 """
 
 LOADS = f"""
@@ -160,12 +175,16 @@ def start_script(nursery: Nursery, parts: str, tmp_path: Path, *words: str) -> C
 def test_an_interrupt_ends_a_script_and_leaves_nothing(
     nursery: Nursery, parts: str, tmp_path: Path
 ) -> None:
+    """No part that still runs, no file and no lock, as the next run in the same process shows."""
     child = start_script(nursery, parts, tmp_path, "--interrupt")
     try:
-        child.wait(10)
+        child.wait(PATIENCE)
     finally:
         child.kill()
     assert "KeyboardInterrupt" in child.text("err")
+    said = json.loads(child.text("out").splitlines()[-1])
+    assert said["told"] == {"stopped": PARTS, "files": [], "again": [*range(PARTS)]}
+    assert said["seconds"] < 5
     assert list((tmp_path / "spill").iterdir()) == []
 
 
@@ -183,35 +202,57 @@ def test_a_folder_is_free_when_its_run_was_killed(
     ]
 
 
-class Squares(torch.utils.data.Dataset):
-    """Items that take more than there is room for, made of rows that may be out."""
+class Sums(torch.utils.data.Dataset):
+    """Sums of rows that were out at the fork, once ``ready``, beside more than there is room for.
 
-    def __init__(self, rows: torch.Tensor) -> None:
-        self.rows = rows
+    An item's rows are read by numpy, which asks nobody, or by torch.
+    """
+
+    def __init__(self, rows: list[torch.Tensor], ready: Any) -> None:
+        self.rows, self.ready = rows, ready
 
     def __len__(self) -> int:
-        return 8
+        return len(self.rows)
 
     def __getitem__(self, item: int) -> float:
-        kept = [self.rows * item for _ in range(8)]
-        return float(sum(one[0] for one in kept))
+        assert self.ready.wait(PATIENCE)
+        kept = push_out()
+        row = self.rows[item].numpy() if item % 2 else self.rows[item]
+        del kept
+        return float(row.mean())
+
+
+def push_out() -> list[torch.Tensor]:
+    """More rows than there is room for."""
+    return [torch.full((1 << 20,), 7.0) for _ in range(16)]
 
 
 def load_in_a_worker(part: Any) -> list[float]:
-    """What a forked worker makes of this part's rows, and whether they stay as they were."""
+    """What a forked worker finds in this part's rows of before, and whether they stay as they are
+    when both have written on."""
     rows = [torch.full((1 << 20,), float(part.part_id + more)) for more in range(4)]
     sar.current_group().turn()
+    context = torch.multiprocessing.get_context("fork")
+    ready = context.Event()
+    more = push_out()
     loader = torch.utils.data.DataLoader(
-        Squares(rows[0]), batch_size=None, num_workers=1, multiprocessing_context="fork"
+        Sums(rows, ready), batch_size=None, num_workers=1, multiprocessing_context=context
     )
-    found = [float(one) for one in loader]
+    coming = iter(loader)
+    rows.pop()  # in this process
+    for row in rows:
+        row += 100
+    more += push_out()
+    ready.set()
+    found = [float(one) for one in coming]
     sar.current_group().turn()
-    assert all((one == part.part_id + more).all() for more, one in enumerate(rows))
+    assert all((one == part.part_id + more + 100).all() for more, one in enumerate(rows))
+    assert all((one == 7).all() for one in more)
     return found
 
 
 def test_a_loader_forks_workers(nursery: Nursery, parts: str, tmp_path: Path) -> None:
-    """A worker writes nothing into the file, which is its parent's."""
+    """A worker reads what was there at the fork, and writes nothing into its parent's file."""
     script = tmp_path / "loads.py"
     script.write_text(LOADS)
     child = nursery.start([str(script), parts, str(tmp_path / "spill")], dict(os.environ))
@@ -219,7 +260,7 @@ def test_a_loader_forks_workers(nursery: Nursery, parts: str, tmp_path: Path) ->
         assert child.wait(PATIENCE) == 0, child.text("err")[-2000:]
     finally:
         child.kill()
-    want = [[8.0 * item * rank for item in range(8)] for rank in range(PARTS)]
+    want = [[float(rank + more) for more in range(4)] for rank in range(PARTS)]
     assert json.loads(child.text("out")) == want
 
 

@@ -252,8 +252,8 @@ class TurnRun(Run):
             self.is_interrupted = True
             self.first_error = self.first_error or f"{type(error).__name__} from outside"
             self._wake()
-        for thread in self.threads:
-            thread.join()
+            # No join: before Python 3.13 one that is interrupted takes its thread for ended.
+            self.changed.wait_for(lambda: len(self.ended) == len(self.threads))
 
     def wait_in(self, room: TurnRoom, rank: int) -> None:
         """Let others have their turns until ``room`` lets this rank go on."""
