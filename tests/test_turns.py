@@ -19,6 +19,7 @@ from harness.threads import run_threads
 import sar
 from sar.comm import Group, ThreadGroup, TurnGroup
 from sar.errors import CommError, PartitionError, SarError
+from sar.sampling import NeighborLoader
 
 SIZE = 3
 MODELS = (
@@ -171,3 +172,24 @@ def test_run_parts_tells_what_is_wrong(partitioned: Any, tmp_path: Path):
         sar.run_parts(path + "x", print, directory=tmp_path)
     with pytest.raises(SarError, match="run_parts: called where there is a group"):
         ThreadGroup.run(1, lambda _: sar.run_parts(path, print, directory=tmp_path))
+
+
+def test_mini_batches_are_those_of_ranks_side_by_side(partitioned: Any):
+    """A loader has no thread that would take its rank's turn."""
+    path = partitioned(community(300, 900, 3), SIZE)
+
+    def case(group: Group) -> list[torch.Tensor]:
+        data = sar.load_partition_data(path)
+        seeds = torch.ones(len(data.node_features["_N/feat"]), dtype=torch.bool)
+        found = list[torch.Tensor]()
+        with NeighborLoader(data, [3, 2], seeds, batch_size=20, as_="tensors") as loader:
+            for batch in loader:
+                feat = batch.node_data["_N"]["feat"].requires_grad_()
+                sar.global_mean(feat.square()).backward()
+                found += [batch.node_ids["_N"], feat.grad]
+        return found
+
+    want, got = run_threads(SIZE, case), in_turns(SIZE, case)
+    assert len(want[0]) > 2
+    for mine, theirs in zip(got, want, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=0)

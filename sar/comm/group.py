@@ -89,11 +89,13 @@ class Group:
         names: of the ranks, where they are called something else than "rank 0".
         final_check: what is compared when the group ends, if anything.
         table: where ranks publish rows that all read, if they share memory and take turns.
+        in_turns: whether one rank computes at a time, so that no thread may beside it.
         transport: what moves rows, where the group has chosen something for it when it was made.
     """
 
     names: Sequence[str] = ()
     has_wire = True
+    in_turns = False
     transport: Transport | None = None
     table: Table | None = None
 

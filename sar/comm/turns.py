@@ -43,6 +43,7 @@ class TurnGroup(ThreadGroup):
     """
 
     _room: TurnRoom
+    in_turns = True
     table: Table | None = None
 
     def __init__(self, rank: int, size: int, room: Room) -> None:

@@ -36,7 +36,7 @@ class Epochs(ABC):
 
     def __init__(self, exchange: Exchange, options: LoaderOptions) -> None:
         self._exchange, self._transform = exchange, options.transform
-        self._prefetch = self._depth = options.prefetch
+        self._prefetch = self._depth = 0 if exchange.group.in_turns else options.prefetch
         self._epoch, self._running, self._is_closed = 0, None, False
         self._turn, self._process = threading.Lock(), os.getpid()
 

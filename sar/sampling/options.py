@@ -67,7 +67,7 @@ class LoaderOptions:
             fetched; what it returns is taken instead.
         transform: called with each batch; what it returns is given instead.
         seed: of draws and order.
-        prefetch: batches that a thread makes ahead; 0: none, and no thread.
+        prefetch: batches that a thread makes ahead; 0: none, and no thread, as in ``run_parts``.
         bulk: batches that are drawn in one exchange, at most 64 and the steps of an epoch; their
             features come batch by batch.
         cache: rows of other ranks' features that this one keeps, as bytes or ``"256MiB"``; those
