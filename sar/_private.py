@@ -7,10 +7,12 @@ imported. `tests/test_private.py` shows both for each.
 
 from __future__ import annotations
 
+import fcntl
 import importlib
 import resource
-from collections.abc import Callable
-from contextlib import nullcontext, suppress
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -100,13 +102,11 @@ without_overrides: Any = _found("torch._C.DisableTorchFunctionSubclass")
 
 rebuild_tensor: Any = _found("torch._utils._rebuild_tensor_v2")
 """What a pickled tensor names to be made of its storage; missing: raises when called."""
-
 REBUILD_TENSOR = ("torch._utils", "_rebuild_tensor_v2")
 """The same as files name it, whatever torch has."""
 
 STORAGE_FROM_BYTES = ("torch.storage", "_load_from_bytes")
 """What a pickled storage names, in files alone."""
-
 
 _DispatchMode: Any = _found("torch.utils._python_dispatch.TorchDispatchMode")
 
@@ -253,6 +253,8 @@ def prepare_optimizers() -> None:
 # ---- numba
 
 _ROOM = 64 << 20  # bytes; 12 MiB is the most that was seen
+_PATIENCE = 30.0  # seconds; the longest kernel takes three
+_within: list[str] = []  # files of the kernels that this process is compiling
 
 
 def without_counting() -> dict[str, bool]:
@@ -267,7 +269,8 @@ def without_counting() -> dict[str, bool]:
 
 def njit(**options: Any) -> Callable[[Callable], Any]:
     """``numba.njit`` whose ``compile`` raises ``MemoryError`` where a limit leaves no room, on
-    which LLVM ends the process; missing, as numba calls another name: the process ends."""
+    which LLVM ends the process, and waits for a process that compiles the same; missing, as numba
+    calls another name: the process ends, and all compile."""
     import numba
 
     def decorate(function: Callable) -> Any:
@@ -276,12 +279,36 @@ def njit(**options: Any) -> Callable[[Callable], Any]:
 
         def compile(signature: Any) -> Any:
             _check_room(function.__name__)
-            return without_check(signature)
+            with _alone(function.__code__.co_filename):
+                return without_check(signature)
 
         dispatcher.compile = compile
         return dispatcher
 
     return decorate
+
+
+@contextmanager
+def _alone(source: str) -> Iterator[None]:
+    """Inside, no other process of this host compiles what is in the file: it waits, and finds on
+    the disk what was compiled. Not for ever, as who compiles may be stopped; nor with a lock."""
+    with open(source, "rb") as file:
+        end = time.monotonic() + (0 if _within else _PATIENCE)
+        _within.append(source)
+        try:
+            while _is_taken(file) and time.monotonic() < end:
+                time.sleep(0.02)
+            yield
+        finally:
+            _within.remove(source)
+
+
+def _is_taken(file: Any) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:  # some shared file systems have no locks
+        return isinstance(error, BlockingIOError)
+    return False
 
 
 def _check_room(name: str) -> None:
@@ -296,8 +323,7 @@ def _check_room(name: str) -> None:
 
 
 def llvm_tools() -> Any:
-    """Numba's helpers that write LLVM code: ``get_or_insert_function``, ``raw_memcpy``,
-    ``for_range``; missing: raises when a kernel is compiled."""
+    """Numba's ``get_or_insert_function``, ``raw_memcpy``, ``for_range``; missing: raises."""
     try:
         from numba.core import cgutils
     except ImportError:

@@ -76,26 +76,36 @@ def wait_for_all(children: list[Child], seconds: float) -> None:
                 child.kill()
 
 
+def start_ranks(
+    nursery: Nursery, size: int, words: list[str], environment: dict[str, str], cwd: Path = ROOT
+) -> list[Child]:
+    """Ranks that have ended well, in the environment that torchrun gives to each."""
+    given = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1"}
+    given["MASTER_PORT"] = str(*free_ports(1))
+    ranks: list[Child] = []
+    try:
+        for rank in range(size):
+            own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            ranks.append(nursery.start(words, environment | given | own, cwd))
+        wait_for_all(ranks, seconds=200)
+        texts = [rank.text("out") + rank.text("err") for rank in ranks]
+        codes = [rank.returncode for rank in ranks]
+        assert codes == [0] * size, "\n".join(text[-3000:] for text in texts)
+        assert_no_mistakes("".join(texts))
+        return ranks
+    finally:
+        for rank in ranks:
+            rank.kill()
+
+
 def run_two_ranks(nursery: Nursery, scripts: list[str], parts: str | Path, cwd: Path) -> str:
     """What rank 0 prints for all scripts; two processes for all of them."""
     names = [f"{ROOT / 'examples' / script}" for script in scripts]
     jobs = [f"{name}:{port}" for name, port in zip(names, free_ports(len(names)))]
     driver = cwd / "driver.py"
     driver.write_text(DRIVER)
-    ranks: list[Child] = []
-    try:
-        for rank in range(2):
-            env = {**ENVIRONMENT, "RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
-            ranks.append(nursery.start([str(driver), str(parts), *jobs], env, cwd))
-        wait_for_all(ranks, seconds=200)
-        texts = [rank.text("out") + rank.text("err") for rank in ranks]
-        codes = [rank.returncode for rank in ranks]
-        assert codes == [0, 0], "\n".join(text[-3000:] for text in texts)
-        assert_no_mistakes("".join(texts))
-        return ranks[0].text("out")
-    finally:
-        for rank in ranks:
-            rank.kill()
+    words = [str(driver), str(parts), *jobs]
+    return start_ranks(nursery, 2, words, ENVIRONMENT, cwd)[0].text("out")
 
 
 def assert_learned(output: str) -> None:

@@ -16,7 +16,9 @@ import pytest
 import torch
 from harness import WorkerPool, run_threads
 from harness.commands import launch_on
+from harness.nursery import Nursery
 from harness.parts import Cutter
+from test_examples import start_ranks
 
 import sar
 from benchmarks.processes import children, rank_of, variable
@@ -252,26 +254,27 @@ def test_an_error_of_a_rank_is_one_line(parts: str, capfd: pytest.CaptureFixture
 
 
 @pytest.mark.system
-def test_joins_torchrun_and_cuts_its_input(tmp_path: Path) -> None:
+def test_joins_ranks_of_a_launcher_and_cuts_its_input(nursery: Nursery, tmp_path: Path) -> None:
+    """In the environment that torchrun gives to each; itself it is below."""
     out = tmp_path / "out.json"
     words = "-m sar train synthetic:nodes=200,edges=1000 --method random --epochs 2 --hidden 8"
     words += f" --json {out} --model gcn --metric f1-macro"
-    done = run(*TORCHRUN, *words.split(), XDG_CACHE_HOME=str(tmp_path / "cache"))
-    assert done.returncode == 0, done.stderr
+    start_ranks(nursery, 2, words.split(), environment(XDG_CACHE_HOME=str(tmp_path / "cache")))
     result = json.loads(out.read_text())
     assert len(result["ranks"]) == 2 and result["config"]["metric"] == "f1-macro"
     assert len(list((tmp_path / "cache" / "sar").glob("*/*.json"))) == 1
 
 
 @pytest.mark.system
-def test_what_torchrun_prints_ends_with_the_error(tmp_path: Path) -> None:
+def test_joins_torchrun_whose_last_words_are_the_error(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(
-        "import sar\ngroup = sar.initialize_comms()\n"
+        "import sar, torch\ngroup = sar.initialize_comms()\n"
+        "print(f'sum {group.all_reduce(torch.ones(1))}\\n', end='', flush=True)\n"
         "sar.load_partition_data('absent.json', group.rank)\n"
     )
     done = run(*TORCHRUN, script)
-    assert done.returncode != 0
+    assert done.returncode != 0 and done.stdout.count("sum tensor([2.])") == 2
     last = [line for line in done.stderr.splitlines() if line.strip("= ")][-1]
     assert "PartitionError" in last and "absent.json: no such file" in last
 

@@ -16,7 +16,7 @@ from harness.graphs import mixed
 from harness.nursery import Nursery
 from harness.parts import Cutter
 from one_loop import misbehave
-from test_examples import free_ports, wait_for_all
+from test_examples import start_ranks
 
 import sar
 from sar.cli import call_files, worker
@@ -49,32 +49,19 @@ def losses_in(printed: str) -> list[float]:
     return json.loads(line.split(" ", 1)[1])
 
 
-def losses_by_torchrun(nursery: Nursery, parts: str, size: int) -> list[float]:
-    """What the first rank prints, in the environment that torchrun gives to each; alone without."""
-    (port,) = free_ports(1)
-    given = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    places = [given | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(size)]
-    started = [
-        nursery.start([str(SCRIPT), parts], environment() | (place if size > 1 else {}))
-        for place in places
-    ]
-    try:
-        wait_for_all(started, seconds=100)
-        assert [one.returncode for one in started] == [0] * size, started[0].text("err")[-3000:]
-        return losses_in(started[0].text("out"))
-    finally:
-        for one in started:
-            one.kill()
-
-
 @pytest.mark.system
 def test_alone_by_torchrun_and_launched_the_losses_are_the_same(
     partitioned: Cutter, nursery: Nursery
 ) -> None:
     one, two = partitioned(mixed(), 1), partitioned(mixed(), 2, "random")
-    alone = losses_by_torchrun(nursery, one, 1)
+    child = nursery.start([str(SCRIPT), one], environment())
+    try:
+        assert child.wait(100) == 0, child.text("err")[-3000:]
+    finally:
+        child.kill()
     launched = losses_of(str(SCRIPT), two, "2")
-    torchrun = losses_by_torchrun(nursery, two, 2)
+    ranks = start_ranks(nursery, 2, [str(SCRIPT), two], environment())
+    alone, torchrun = (losses_in(one.text("out")) for one in (child, ranks[0]))
     assert launched == torchrun, "the same parts: bit for bit"
     assert launched == pytest.approx(alone, rel=1e-5) and alone[-1] < alone[0]
 

@@ -3,6 +3,7 @@ no other test would notice."""
 
 from __future__ import annotations
 
+import fcntl
 import importlib
 import io
 import pickle
@@ -17,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from harness import WorkerPool
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
@@ -334,6 +336,50 @@ def test_kernels_own_no_memory_and_are_compiled_where_there_is_room(
     assert kernel(3) == 6, "it is compiled"
     with pytest.raises(MemoryError, match=r"0 MiB are left .* expected 64 MiB.*ulimit -v"):
         kernel(2.5)
+
+
+KERNEL = (
+    """
+from sar._private import njit
+
+@njit(cache=True)
+def step(x):
+    return x + 1
+
+@njit(cache=True)
+def loop(x):
+"""
+    + 25
+    * """
+    for i in range(x):
+        x = step(x) if x > i else i - x
+"""
+    + "    return x\n"
+)
+
+
+def compiled(group: Any, folder: str) -> int:
+    """How often this process compiled the kernel, beside a small one that loads the compiler."""
+    sys.path.insert(0, folder)
+    kernels = importlib.import_module("kernels_of_ranks")
+    sys.path.remove(folder)
+    assert kernels.step(0.5) == 1.5
+    group.agree(None)
+    assert kernels.loop(0) == 0
+    return sum(kernels.loop.stats.cache_misses.values())
+
+
+def test_one_process_compiles_for_all(
+    processes: WorkerPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And nobody waits for ever for one that was stopped while it did."""
+    (tmp_path / "kernels_of_ranks.py").write_text(KERNEL)
+    assert sorted(processes.run(2, compiled, str(tmp_path))) == [0, 1]
+    (tmp_path / "again.py").write_text(KERNEL)
+    monkeypatch.setattr(_private, "_PATIENCE", 0.1)
+    with open(tmp_path / "again.py") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        assert runpy.run_path(other.name)["step"](1) == 2
 
 
 def test_the_compiler_looks_past_untraced_functions() -> None:
