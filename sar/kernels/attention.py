@@ -159,7 +159,7 @@ def attend(
             *_scratch(query, scores),
         )  # fmt: skip
 
-    in_parallel(part, csc.indptr)
+    in_parallel(part, *csc.ids)
     running.begun = True
 
 
@@ -187,7 +187,7 @@ def attend_grad_additive(
         own, scratch = (*arrays, parts[index]), _scratch(dquery, scores)
         loops.additive_grads(first, last, *own, *numbers, *dropped, *scratch)
 
-    in_parallel(part, csr.indptr)
+    in_parallel(part, *csr.ids)
 
 
 def attend_grad_of_additive_queries(
@@ -206,7 +206,7 @@ def attend_grad_of_additive_queries(
         own = *arrays, *sizes, slope, *dropped, *_scratch(dquery, scores)
         loops.additive_grads_of_queries(first, last, *own)
 
-    in_parallel(part, csc.indptr)
+    in_parallel(part, *csc.ids)
 
 
 def attend_grad_of_sources(
@@ -228,7 +228,7 @@ def attend_grad_of_sources(
     def part(_: int, first: int, last: int) -> None:
         loops.wide_grads_of_sources(first, last, *arrays, *numbers, *dropped)
 
-    in_parallel(part, csr.indptr)
+    in_parallel(part, *csr.ids)
 
 
 def attend_grad_of_queries(
@@ -247,7 +247,7 @@ def attend_grad_of_queries(
         own = (*arrays, parts[index], key.offset, value.offset)
         loops.wide_grads_of_queries(first, last, *own, *numbers, *dropped)
 
-    in_parallel(part, csc.indptr)
+    in_parallel(part, *csc.ids)
     return dweight.sum(0)
 
 

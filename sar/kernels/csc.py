@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from sar.kernels.device import KERNELS, implements
-from sar.kernels.jit import reading
 
 INT32_EDGES = 2**31 - 1  # positions and bounds are int32
 _NOWHERE = torch.empty(0, dtype=torch.int32).numpy()
@@ -48,22 +47,21 @@ class Csc:
     order: Tensor | None
     num_rows: int
 
-    @property
+    @cached_property
     def arrays(self) -> Arrays:
         """The edges for compiled loops; kept, as a sum over a few edges takes less time."""
-        if reading.told is not None:
-            given = self.rows, self.indptr, self.indices, self.order
-            reading.told([ids for ids in given if ids is not None])
-        return self._arrays
-
-    @cached_property
-    def _arrays(self) -> Arrays:
         rows, order = (_NOWHERE if ids is None else ids.numpy() for ids in (self.rows, self.order))
         return Arrays(rows, self.indptr.numpy(), self.indices.numpy(), order)
 
+    @cached_property
+    def ids(self) -> list[Tensor]:
+        """The tensors that there are, ``indptr`` first."""
+        given = self.indptr, self.indices, self.rows, self.order
+        return [ids for ids in given if ids is not None]
+
     def __getstate__(self) -> dict[str, object]:
         """Without ``arrays``: a copy's would be memory of their own beside its tensors."""
-        return {name: value for name, value in vars(self).items() if name != "_arrays"}
+        return {name: value for name, value in vars(self).items() if name not in ("arrays", "ids")}
 
     @property
     def num_edges(self) -> int:

@@ -251,9 +251,12 @@ def keep_factor(key: int, column: int, seed: int, probability: float, keep: Any)
     return keep - keep if dropped else keep
 
 
-def in_parallel(run: Callable[[int, int, int], None], indptr: Tensor) -> None:
+def in_parallel(run: Callable[[int, int, int], None], indptr: Tensor, *others: Tensor) -> None:
     """Call ``run(part, first, last)`` on ranges of segments with about as many edges each, at most
-    as many as torch has threads; the same cut for the same number of threads."""
+    as many as torch has threads; the same cut for the same number of threads. ``others``: what is
+    read as well, of the same edges."""
+    if reading.told is not None:
+        reading.told((indptr, *others))
     parts, num_segments = num_parts(indptr), indptr.shape[0] - 1  # len() goes through Python
     if parts == 1:
         run(0, 0, num_segments)

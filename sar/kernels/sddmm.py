@@ -44,7 +44,7 @@ def edge_dots(out: Tensor, csc: Csc, x: Tensor, y: Tensor, scale: Tensor | None 
         raise ValueError("csc: got no order, expected each edge's position for its product")
     factors = out[:0] if scale is None else scale
     arrays = *csc.arrays, *map(array, (x, y, factors, out))
-    in_parallel(lambda _, first, last: _edge_dots(first, last, *arrays), csc.indptr)
+    in_parallel(lambda _, first, last: _edge_dots(first, last, *arrays), *csc.ids)
 
 
 @kernel

@@ -75,7 +75,7 @@ class ExtremeReducer:
         rows, sign = array(x), array(x).dtype.type(self.largest * 2 - 1)
         in_parallel(
             lambda _, first, last: _extremes_of_rows(first, last, *ends, rows, *extremes, sign),
-            csc.indptr,
+            *csc.ids,
         )
 
     def result(self) -> Tensor:
@@ -141,6 +141,8 @@ def add_to_winners(target: Tensor, csc: Csc, edge: Tensor, grad: Tensor) -> None
     """
     grad = grad if grad.stride(1) == 1 else grad.contiguous()
     rows = flat(grad), np.uint64(grad.stride(0)), array(edge), array(target)
+    for ids in csc.ids:
+        array(ids)  # who follows what is read is told
     rows_in_parallel(
         lambda _, first, last: _add_to_winners(first, last, *csc.arrays, *rows),
         target.shape[1],

@@ -124,7 +124,7 @@ def _reduce_compiled(
         sums = np.empty(x.shape[1], none.dtype)
         _sum_rows(first, last, *ends, *arrays, sums, add)
 
-    in_parallel(part, csc.indptr)
+    in_parallel(part, *csc.ids)
 
 
 @inlined

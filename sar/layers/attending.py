@@ -31,10 +31,9 @@ from sar.edges.constant import Landed, constant_halo
 from sar.kernels import wide_dtype
 from sar.kernels.attention import Incoming, Normalizer, deltas
 from sar.kernels.attention_loops import ADDITIVE
-from sar.ops.at_table import anybody_wrote, wait_for_table
 from sar.ops.attention import attention_backward, attention_forward
 from sar.ops.attention_passes import Attention, Sources, Step, widened
-from sar.ops.saving import Writes, compute_once, first_order, owns_saved
+from sar.ops.saving import Writes, anybody_wrote, compute_once, first_order, owns_saved
 from sar.stream import GradientReturn, Round, fetch
 from sar.stream.plan import agree_on_gradients
 
@@ -321,7 +320,9 @@ class AttentionLayer(Function):
     @staticmethod
     def forward(ctx: Any, call: Call, kind: Any, x: Tensor, *given: Tensor | None) -> Tensor:
         used = kind(*[one if one is None else one.detach().clone() for one in given])
-        wait_for_table(call.spec.relation.group)
+        table = call.spec.relation.group.table
+        if table is not None:
+            table.wait()  # before rows are made that would have to survive the turn
         parts, query, weight = used.make(call.spec, x.detach())
         sources = call.sources(used, x, parts)
         del parts
@@ -336,7 +337,9 @@ class AttentionLayer(Function):
         x, *saved, largest, inverse = ctx.saved_tensors
         call, used, needs = ctx.call, ctx.used, ctx.needs_input_grad[2:]
         spec = call.spec
-        wait_for_table(spec.relation.group)
+        table = spec.relation.group.table
+        if table is not None:
+            table.wait()
         parts, query, weight = used.make(spec, x.detach())
         sources = call.sources(used, x, parts, ctx.kept)
         del parts

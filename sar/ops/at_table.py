@@ -16,7 +16,6 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from sar.comm import Group
 from sar.comm.group import Table
 from sar.edges.relation import Relation
 from sar.edges.whole import TableEdges, edges_of_table
@@ -36,21 +35,8 @@ from sar.kernels.attention import (
 )
 from sar.kernels.attention_loops import ADDITIVE
 from sar.ops.attention_passes import Sources, widened
-from sar.ops.saving import any_rank
 
 Heads = tuple[int, int]  # the first, and the one behind the last
-
-
-def wait_for_table(group: Group) -> None:
-    """Return when all have read what was published last: before rows are made that would have to
-    survive the turn. Nothing where there is no table."""
-    if group.table is not None:
-        group.table.wait()
-
-
-def anybody_wrote(group: Group, happened: bool) -> bool:
-    """:func:`any_rank`; with a table without a collective, as it tells ranks that differ."""
-    return any_rank(group, happened) if group.table is None else happened
 
 
 class TableAttention:

@@ -12,7 +12,7 @@ from sar._private import without_modes
 from sar.kernels.attention import Incoming, Normalizer, deltas
 from sar.kernels.attention_loops import ADDITIVE
 from sar.ops.at_sources import backward_of
-from sar.ops.at_table import TableAttention, anybody_wrote
+from sar.ops.at_table import TableAttention
 from sar.ops.attention_passes import (
     Attention,
     Backward,
@@ -21,7 +21,7 @@ from sar.ops.attention_passes import (
     forward_in_rounds,
     widened,
 )
-from sar.ops.saving import Writes, first_order
+from sar.ops.saving import Writes, anybody_wrote, first_order
 
 
 def attention(

@@ -167,6 +167,11 @@ def any_rank(group: Group, happened: bool) -> bool:
     return bool(group.all_reduce(torch.tensor(int(happened)), "max"))
 
 
+def anybody_wrote(group: Group, happened: bool) -> bool:
+    """:func:`any_rank`; with a table without a collective, as it tells ranks that differ."""
+    return any_rank(group, happened) if group.table is None else happened
+
+
 def first_order(backward: Callable[..., Any]) -> Callable[..., Any]:
     """Decorate ``backward`` of a function that streams: gradients of gradients raise at once.
 
