@@ -79,6 +79,11 @@ def is_view(tensor: Tensor) -> bool:
         _missing("torch.Tensor._is_view")
 
 
+def without_memory(tensor: Tensor) -> bool:
+    """Whether it is one of forward mode's zeros, whose storage cannot be read; missing: no."""
+    return getattr(tensor, "_is_zerotensor", bool)()
+
+
 def storage_id(tensor: Tensor) -> int:
     """A number that tensors on one memory share, also on the meta device; missing: raises."""
     try:

@@ -683,9 +683,9 @@ def test_version_and_requirements_agree() -> None:
 
 # Lines and files, which work that adds an ability raises by what that is worth.
 CEILINGS = {
-    "sar": (60_208, 344),
+    "sar": (60_212, 344),
     "sar/partition": (10_040, 52),
-    "tests": (46_095, 207),
+    "tests": (46_115, 207),
     "benchmarks": (7_645, 67),
 }
 

@@ -136,7 +136,26 @@ def of_another_rank(group: Group, go: Pass) -> Any:
     return x.clone(), made[group.rank].sum()
 
 
-@pytest.mark.parametrize("case", [resized, shared, copied, nested, aliased, of_another_rank])
+def forward_mode(group: Group, go: Pass) -> Any:
+    """Derivatives that are known to be 0 are tensors without memory."""
+    x, scale = rows(group) / COUNT, rows(group)
+
+    def function(a: Tensor) -> Tensor:
+        return (a.sin() * scale).cumsum(0) + torch.where(x > 0.5, a, x * 3)
+
+    found = torch.func.jvp(function, (x,), (torch.ones_like(x),))
+    go()
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(x, scale)
+        parts = torch.autograd.forward_ad.unpack_dual(function(dual))
+    go()
+    return *found, *parts
+
+
+CASES = [resized, shared, copied, nested, aliased, of_another_rank, forward_mode]
+
+
+@pytest.mark.parametrize("case", CASES)
 def test_tensors_that_get_other_memory_or_are_seen_elsewhere(case: Callable, tmp_path: Path):
     torch.manual_seed(0)
     want = run(None, case)

@@ -99,6 +99,7 @@ MISSING: list[tuple[str, str, Callable[[Any], Any], Any]] = [
     ("torch.utils._pytree", "tree_map", lambda p: p.tree_map(len, NEST), "tree_map"),
     ("", "", lambda p: p.version_of(Bare()), r"torch\.Tensor\._version"),
     ("", "", lambda p: p.is_view(Bare()), r"torch\.Tensor\._is_view"),
+    ("", "", lambda p: p.without_memory(Bare()), False),
     ("", "", lambda p: p.storage_id(Bare()), r"torch\.UntypedStorage\._cdata"),
     # as make_wrapper, which cannot be taken from torch's class
     ("", "", lambda p: p._found("torch.Tensor._no_such")(2), r"torch\.Tensor\._no_such"),

@@ -24,6 +24,7 @@ import torch
 import xxhash
 from torch import Tensor, UntypedStorage
 
+from sar._private import without_memory
 from sar.errors import NotSupportedError, SarError
 from sar.kernels.device import is_host
 from sar.memory.paging import PageFile
@@ -114,6 +115,8 @@ def is_plain(tensor: Tensor) -> bool:
     """Whether a tensor has memory of the CPU's."""
     if tensor.layout != torch.strided or tensor.is_nested or not is_host(tensor.device):
         return False
+    if without_memory(tensor):
+        return False
     return type(tensor).__torch_dispatch__ is Tensor.__torch_dispatch__
 
 
@@ -130,8 +133,7 @@ def is_mapped(storage: UntypedStorage) -> bool:
     Other storages than the allocator's, of files or numpy's arrays, cannot be resized."""
     if not storage.resizable() or storage.is_shared() or not storage.nbytes():
         return False
-    address = storage.data_ptr()  # 0 of zeros without memory, as of torch's forward mode
-    return bool(address) and _has_map(address)
+    return _has_map(storage.data_ptr())
 
 
 def _has_map(buffer: int) -> bool:
