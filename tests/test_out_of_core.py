@@ -33,6 +33,8 @@ def parts(partitioned: Any) -> str:
 @pytest.mark.timeout(300)
 def test_models_have_the_bits_of_training_in_memory(parts: str, tmp_path: Path):
     environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "1048576", "OMP_NUM_THREADS": "1"}
+    path = [str(JOB.parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment["PYTHONPATH"] = os.pathsep.join(path)
     done = subprocess.run(
         [sys.executable, str(JOB), parts, str(tmp_path)],
         capture_output=True, text=True, env=environment, timeout=240, check=False,

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -18,6 +18,7 @@ import torch
 
 from benchmarks import graphs
 from benchmarks.cluster import LAUNCH, ROOT
+from benchmarks.processes import joining, memory_group, most_bytes, no_memory_groups
 from benchmarks.registry import Figure, Options, Report, Table, benchmark
 from benchmarks.tasks.larger import WIDTHS
 
@@ -25,7 +26,6 @@ PARTS = 16
 LIMIT, BARE = 1 << 30, 400 << 20  # bytes of the group; of them what no smaller graph saves
 SHARE, BLOCKS = 0.81, 2  # of the limit, for what no file backs: half of a layer's columns fit then
 SMALL_SCALE = 16
-GROUPS = Path("/sys/fs/cgroup/memory")
 BYTES, SECONDS, SINGLE, DOUBLE = 1.3, 1.5, 1e-5, 1e-12
 
 
@@ -36,23 +36,13 @@ def larger(options: Options) -> Report:
     In turn, an epoch each: ranks that are threads, all in memory (6 GB), and ranks in turns. Then
     bits and gradients in float64 on 65,536 nodes. Makes a control group of version 1, as root.
     """
-    why = _cannot()
-    if why:
+    if why := no_memory_groups():
         return Report(skipped=why)
     options.cache.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=options.cache) as folder:
         report = _full(options, Path(folder))
         report.figures += _small(options, Path(folder))
     return report
-
-
-def _cannot() -> str:
-    """Why there is no group to be had here, "" where there is."""
-    if not (GROUPS / "memory.limit_in_bytes").exists():
-        return f"no control groups of memory, version 1, in {GROUPS}"
-    if not os.access(GROUPS, os.W_OK):
-        return f"control groups cannot be made in {GROUPS}; expected to be root"
-    return ""
 
 
 def _full(options: Options, folder: Path) -> Report:
@@ -122,34 +112,18 @@ def _run(parts: Path, folder: Path, limit: int = 0, **options: Any) -> dict[str,
     """What a process prints that trains, in a group of ``limit`` bytes if given; its gradients."""
     result = folder / "grads.pt"
     task = [sys.executable, "-m", "benchmarks.tasks.larger", str(parts), str(result)]
-    with _group(limit) as group:
-        enter = 'if [ -n "$0" ]; then echo $$ > "$0/cgroup.procs" || exit; fi; exec "$@"'
-        command = ["sh", "-c", enter, str(group or ""), *task, json.dumps(options)]
+    task.append(json.dumps(options))
+    with memory_group(limit) if limit else nullcontext() as group:
         done = subprocess.run(
-            command, cwd=ROOT, env={**os.environ, **LAUNCH}, capture_output=True, text=True,
-            check=False,
+            joining(group, task) if group else task, cwd=ROOT, env={**os.environ, **LAUNCH},
+            capture_output=True, text=True, check=False,
         )  # fmt: skip
         if done.returncode:
             raise RuntimeError(f"training ended with {done.returncode}: {done.stderr[-2000:]}")
         found = json.loads(done.stdout.splitlines()[-1])
         if group is not None:
-            found["peak"] = int((group / "memory.max_usage_in_bytes").read_text())
+            found["peak"] = most_bytes(group)
     return {**found, "grads": torch.load(result)}
-
-
-@contextmanager
-def _group(limit: int) -> Iterator[Path | None]:
-    """A memory group of ``limit`` bytes, gone at the end; none for 0."""
-    if not limit:
-        yield None
-        return
-    group = GROUPS / f"sar-{os.getpid()}"
-    group.mkdir()
-    try:
-        (group / "memory.limit_in_bytes").write_text(str(limit))
-        yield group
-    finally:
-        group.rmdir()
 
 
 def _cpu(found: dict[str, Any]) -> float:

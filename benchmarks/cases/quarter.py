@@ -7,14 +7,12 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from benchmarks import graphs
 from benchmarks.cluster import LAUNCH, ROOT
+from benchmarks.processes import joining, memory_group, most_bytes, no_memory_groups
 from benchmarks.registry import Figure, Options, Report, Table, benchmark
 from benchmarks.tasks.quarter import MODELS, TYPED
 from sar.partition.sources.generate import bibliography_graph
@@ -22,7 +20,6 @@ from sar.partition.sources.generate import bibliography_graph
 NODES, PAPERS, PARTS = 1 << 18, 1 << 17, 16
 ANONYMOUS = 0.8  # of a quarter: the rest is for page cache, which counts, and for what is not seen
 SHARE = {TYPED: 2}  # whose edges are many small tensors, which stay in memory
-_GROUPS = Path("/sys/fs/cgroup/memory")
 Told = dict[str, Any]
 
 
@@ -33,8 +30,8 @@ def quarter(options: Options) -> Report:
     It holds, above an interpreter with its imports, a quarter of what the run in memory needs above
     that; the page cache counts.
     """
-    if not os.access(_GROUPS, os.W_OK):
-        return Report(skipped=f"no right to make control groups in {_GROUPS}")
+    if why := no_memory_groups():
+        return Report(skipped=why)
     cut = ("random", PARTS)
     plain = graphs.community(options, [cut], NODES, 8 * NODES).parts[cut]
     make = partial(bibliography_graph, papers=PAPERS)
@@ -78,27 +75,13 @@ def _compare(parts: str, name: str) -> tuple[list[Any], bool]:
 
 def run(words: list[str], limit: int = -1) -> tuple[Told, int]:
     """What a task tells, or its ``error``, and the most bytes that its group had."""
-    with _group(limit) as group:
-        join = f'echo $$ > {group}/cgroup.procs && exec "$@"'
-        command = [sys.executable, "-m", "benchmarks.tasks.quarter", *words]
+    command = [sys.executable, "-m", "benchmarks.tasks.quarter", *words]
+    with memory_group(limit) as group:
         done = subprocess.run(
-            ["sh", "-c", join, "sh", *command], capture_output=True, text=True, cwd=ROOT,
+            joining(group, command), capture_output=True, text=True, cwd=ROOT,
             env={**os.environ, **LAUNCH, "PYTHONPATH": str(ROOT)}, check=False,
         )  # fmt: skip
-        most = int((group / "memory.max_usage_in_bytes").read_text())
+        most = most_bytes(group)
     if done.returncode:
         return {"error": f"status {done.returncode}: {done.stderr[-600:]}"}, most
     return json.loads(done.stdout.splitlines()[-1]), most
-
-
-@contextmanager
-def _group(limit: int) -> Iterator[Path]:
-    """A new control group of so many bytes, page cache included; -1: of any."""
-    group = _GROUPS / f"quarter-{os.getpid()}"
-    group.mkdir()
-    try:
-        (group / "memory.limit_in_bytes").write_text(str(limit))
-        yield group
-    finally:
-        (group / "memory.force_empty").write_text("0")
-        group.rmdir()

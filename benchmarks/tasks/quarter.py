@@ -9,11 +9,9 @@ Without a model nothing is computed: that is what the process takes by itself.
 from __future__ import annotations
 
 import json
-import re
 import sys
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import dgl.function as fn
@@ -24,6 +22,7 @@ import xxhash
 from torch import Tensor, nn
 
 import sar
+from benchmarks.measure import status_bytes
 from sar._private import prepare_optimizers
 from sar.comm import TurnGroup
 from sar.memory.spill import Spill
@@ -35,10 +34,10 @@ HIDDEN, LAYERS, EPOCHS, CLASSES = 128, 3, 2, 16
 class Net(nn.Module):
     """Layers, wired as ``wiring`` says."""
 
-    def __init__(self, make: Callable[[], nn.Module], width: int, wiring: str) -> None:
+    def __init__(self, makes: Sequence[Callable[[], nn.Module]], width: int, wiring: str) -> None:
         super().__init__()
         self.first, self.last = nn.Linear(width, HIDDEN), nn.Linear(HIDDEN, CLASSES)
-        self.layers = nn.ModuleList(make() for _ in range(LAYERS))
+        self.layers = nn.ModuleList(make() for make in makes)
         self.norms = nn.ModuleList(sar.DistributedBN1D(HIDDEN) for _ in self.layers)
         self.wiring = wiring
 
@@ -63,7 +62,7 @@ class Typed(nn.Module):
             {name: nn.Linear(width, HIDDEN) for name, width in widths.items()}
         )
         self.layers = nn.ModuleList(
-            dgl.nn.HeteroGraphConv({name: _sage() for name in graph.etypes}, "sum")
+            dgl.nn.HeteroGraphConv({name: sage() for name in graph.etypes}, "sum")
             for _ in range(LAYERS)
         )
         self.last = nn.Linear(HIDDEN, CLASSES)
@@ -92,28 +91,28 @@ class Gated(nn.Module):
             return graph.dstdata["out"]
 
 
-def _sage() -> nn.Module:
+def sage() -> nn.Module:
     return dgl.nn.SAGEConv(HIDDEN, HIDDEN, "mean")
 
 
-def _gcn() -> nn.Module:
+def gcn() -> nn.Module:
     return dgl.nn.GraphConv(HIDDEN, HIDDEN, allow_zero_in_degree=True)
 
 
-def _gat() -> nn.Module:
+def gat() -> nn.Module:
     return dgl.nn.GATConv(HIDDEN, HIDDEN // 4, 4, allow_zero_in_degree=True)
 
 
-def _gin() -> nn.Module:
+def gin() -> nn.Module:
     return dgl.nn.GINConv(nn.Linear(HIDDEN, HIDDEN), "sum")
 
 
 MODELS: dict[str, tuple[Callable[[], nn.Module], str]] = {
-    "SAGE, batch norm, dropout": (_sage, "norm dropout"),
-    "GCN, residual": (_gcn, "residual"),
-    "GIN, JumpingKnowledge": (_gin, "jumping"),
-    "GAT": (_gat, ""),
-    "GAT, all of these": (_gat, "norm dropout residual jumping"),
+    "SAGE, batch norm, dropout": (sage, "norm dropout"),
+    "GCN, residual": (gcn, "residual"),
+    "GIN, JumpingKnowledge": (gin, "jumping"),
+    "GAT": (gat, ""),
+    "GAT, all of these": (gat, "norm dropout residual jumping"),
     "an edge program": (Gated, ""),
 }
 TYPED = "HeteroGraphConv"
@@ -132,7 +131,7 @@ def train(partition: Any, name: str) -> dict[str, Any]:
         labels = data["paper/label"].long()
     else:
         x, labels = data["_N/feat"], data["_N/label"].long()
-        model = Net(MODELS[name][0], x.shape[1], MODELS[name][1])
+        model = Net([MODELS[name][0]] * LAYERS, x.shape[1], MODELS[name][1])
     optimizer = torch.optim.Adam(model.parameters(), fused=True)
     losses = list[float]()
     for _ in range(EPOCHS):
@@ -175,22 +174,9 @@ def main(parts: str, name: str = "", folder: str = "", memory: str = "") -> None
             told |= spill.summary()
     elif name:
         told["found"] = sar.run_parts(parts, train, (name,))
-    told |= {"cpu": time.process_time() - begin, "peak": peak(), "anonymous": anonymous()}
+    told["cpu"] = time.process_time() - begin
+    told["peak"], told["anonymous"] = status_bytes("VmHWM", "RssAnon")
     print(json.dumps(told))
-
-
-def peak() -> int:
-    """The most that this process had resident, bytes."""
-    return _status("VmHWM")
-
-
-def anonymous() -> int:
-    return _status("RssAnon")
-
-
-def _status(name: str) -> int:
-    found = re.search(rf"{name}:\s+(\d+)", Path("/proc/self/status").read_text())
-    return int(found[1]) << 10 if found else 0
 
 
 if __name__ == "__main__":

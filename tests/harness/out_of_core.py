@@ -9,90 +9,28 @@ from __future__ import annotations
 import gc
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-import dgl.function as fn
-import dgl.nn
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 import sar
+from benchmarks.tasks.quarter import Gated, Net, gat, gcn, gin, sage
 from sar.comm import TurnGroup
 from sar.files import scratch_folder
 from sar.memory.spill import Spill
 from sar.train.memory import anonymous_mb
 
-HIDDEN, EPOCHS = 128, 2
-
-
-class Net(nn.Module):
-    """Layers, wired as ``wiring`` says."""
-
-    def __init__(
-        self, makes: Sequence[Callable[[], nn.Module]], width: int, classes: int, wiring: str
-    ):
-        super().__init__()
-        self.first, self.last = nn.Linear(width, HIDDEN), nn.Linear(HIDDEN, classes)
-        self.layers = nn.ModuleList([make() for make in makes])
-        self.norms = nn.ModuleList([sar.DistributedBN1D(HIDDEN) for _ in makes])
-        self.wiring = wiring
-
-    def forward(self, graph: Any, x: Tensor) -> Tensor:
-        h = self.first(x)
-        seen = []
-        for layer, norm in zip(self.layers, self.norms, strict=True):
-            out = F.relu(layer(graph, h).flatten(1))
-            if "norm" in self.wiring:
-                out = norm(out)
-            if "dropout" in self.wiring:
-                out = F.dropout(out, 0.3, self.training)
-            h = out + h if "residual" in self.wiring else out
-            seen.append(h)
-        if "jumping" in self.wiring:
-            h = torch.stack(seen).max(0).values
-        return self.last(h)
-
-
-class Gated(nn.Module):
-    """A message of one's own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.gate = nn.Linear(HIDDEN, HIDDEN)
-
-    def forward(self, graph: Any, x: Tensor) -> Tensor:
-        with graph.local_scope():
-            graph.srcdata["h"], graph.dstdata["g"] = x, self.gate(x)
-            graph.update_all(
-                lambda edges: {"m": edges.src["h"] * torch.sigmoid(edges.dst["g"])},
-                fn.sum("m", "out"),
-            )
-            return graph.dstdata["out"]
-
-
-def _sage() -> nn.Module:
-    return dgl.nn.SAGEConv(HIDDEN, HIDDEN, "mean")
-
-
-def _gcn() -> nn.Module:
-    return dgl.nn.GraphConv(HIDDEN, HIDDEN, allow_zero_in_degree=True)
-
-
-def _gat() -> nn.Module:
-    return dgl.nn.GATConv(HIDDEN, HIDDEN // 4, 4, allow_zero_in_degree=True)
-
-
-def _gin() -> nn.Module:
-    return dgl.nn.GINConv(nn.Linear(HIDDEN, HIDDEN), "sum")
+EPOCHS = 2
 
 
 MODELS: dict[str, tuple[tuple[Callable[[], nn.Module], ...], str]] = {
-    "sage": ((_sage, _sage, _sage), "norm dropout"),
-    "kept": ((_sage, _sage, _sage), "residual jumping"),
-    "mixed": ((_gcn, _gat, _gin), ""),
-    "program": ((_sage, Gated), ""),
+    "sage": ((sage, sage, sage), "norm dropout"),
+    "kept": ((sage, sage, sage), "residual jumping"),
+    "mixed": ((gcn, gat, gin), ""),
+    "program": ((sage, Gated), ""),
 }
 
 
@@ -103,7 +41,7 @@ def train(partition: Any, name: str, epochs: int) -> dict[str, Any]:
     labels = partition.node_features["_N/label"].long()
     torch.manual_seed(0)
     makes, wiring = MODELS[name]
-    model = Net(makes, x.shape[1], int(partition.book.num_parts) + 4, wiring)
+    model = Net(makes, x.shape[1], wiring)
     optimizer = torch.optim.Adam(model.parameters(), fused=True)
     losses = []
     for _ in range(epochs):
