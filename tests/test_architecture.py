@@ -683,9 +683,9 @@ def test_version_and_requirements_agree() -> None:
 
 # Lines and files, which work that adds an ability raises by what that is worth.
 CEILINGS = {
-    "sar": (60_212, 344),
+    "sar": (60_790, 347),
     "sar/partition": (10_040, 52),
-    "tests": (46_115, 207),
+    "tests": (46_360, 209),
     "benchmarks": (7_645, 67),
 }
 

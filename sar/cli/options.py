@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from sar.config import SIZE
+from sar.config import SIZE, parse_bytes
 from sar.options import ABOVE_ZERO, COUNT, POSITIVE, Kind, Option, one_of
 from sar.words import ALLOCATORS, BALANCES, DEFAULT_METHOD, METHODS, MODELS
 
@@ -18,6 +18,14 @@ def parse_rate(text: str) -> float:
     if match is None or not float(match.group(1)) > 0:
         raise ValueError(f"got {text!r}, expected a rate like '25Gbit' or '100Mbit'")
     return float(match.group(1)) * _BITS[match.group(2)]
+
+
+def parse_disk_rate(text: str) -> int:
+    """Bytes a second of ``"1GB/s"``; raises ``ValueError``."""
+    try:
+        return parse_bytes(re.sub(r"\s*/\s*s\s*$", "", text), "")
+    except ValueError as error:
+        raise ValueError(f"got {text!r}, expected a rate like '1GB/s' or '500MB/s'") from error
 
 
 def _is_address(text: str) -> bool:
@@ -33,6 +41,7 @@ FILE = Kind("FILE", "a path")
 PATH = Kind("FILE", "a path", Path, Path)
 FILES = (FILE, PATH)  # what a shell completes as such
 RATE = Kind("RATE", "a rate like '25Gbit'", lambda text: parse_rate(text) and text)  # text is kept
+DISK_RATE = Kind("RATE", "a rate like '1GB/s'", lambda text: parse_disk_rate(text) and text)
 ADDRESS = Kind("HOST:PORT", "HOST:PORT, such as 10.0.0.1:29500", fits=_is_address)
 _BALANCED = ("nodes", *BALANCES)
 _BALANCE = Kind("WHAT", f"some of {','.join(_BALANCED)}", fits=_BALANCED.__contains__)

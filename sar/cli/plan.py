@@ -15,6 +15,7 @@ from sar.cli.inputs import check_columns
 from sar.cli.inspect import aligned
 from sar.cli.options import parse_rate
 from sar.cli.pictures import check_pictures
+from sar.cli.plan_turns import plan_turns
 from sar.config import parse_bytes
 from sar.models import try_own
 from sar.options import closest, take
@@ -30,6 +31,7 @@ from sar.plan import (
     Prediction,
     Work,
     estimate,
+    from_book,
     from_parts,
     measure_costs,
     numbers,
@@ -50,6 +52,8 @@ def run(args: argparse.Namespace) -> int:
     _check_columns(model, graph)
     classes = args.classes or graph.classes or CLASSES
     more = args.constant_inputs, graph.columns, graph.types
+    if args.out_of_core:
+        return plan_turns(args, graph, Work(model, width, classes, "keep", *more))
     works = [Work(model, width, classes, name, *more) for name in dict.fromkeys(args.activations)]
     costs = {one.activations: measure_costs(one, args.threads) for one in works}
     settings = settings_of(graph.size, list(costs))
@@ -97,7 +101,12 @@ def _check_columns(model: ModelOptions, graph: GraphStatistics) -> None:
 
 
 def _graph(args: argparse.Namespace) -> GraphStatistics:
-    if args.graph.endswith(".json") or os.path.isdir(args.graph):
+    is_parts = args.graph.endswith(".json") or os.path.isdir(args.graph)
+    if args.out_of_core:
+        if not is_parts:
+            raise ValueError(f"graph: got {args.graph!r} and --out-of-core, expected PARTS.json")
+        return from_book(args.graph, target_type=args.target_type)
+    if is_parts:
         graph = from_parts(args.graph, target_type=args.target_type)
         expected = graph.size if args.hosts is None else args.hosts * args.ranks_per_host
         if expected != graph.size:

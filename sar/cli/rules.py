@@ -67,6 +67,17 @@ def out_of_core(args: Namespace) -> Iterator[str]:
         yield f"--activations: got {args.activations} and --out-of-core, expected keep"
 
 
+def plan(args: Namespace) -> Iterator[str]:
+    if not args.out_of_core:
+        if args.disk is not None:
+            yield "--disk: got a rate, expected --out-of-core as well"
+        return
+    if args.hosts is not None:
+        yield f"--hosts: got {args.hosts} and --out-of-core, which is one machine; expected none"
+    if args.plot is not None:
+        yield "--plot: got one and --out-of-core, which knows one number of ranks; expected none"
+
+
 def sampling(args: Namespace) -> Iterator[str]:
     if not args.sampled:
         for one in (*options_of(TrainOptions), *options_of(SampledOptions)):

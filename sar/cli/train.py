@@ -30,6 +30,7 @@ from sar.cli.launch import (
 )
 from sar.cli.outputs import check_file, check_writable
 from sar.cli.pictures import check_pictures, draw_result
+from sar.cli.plan_turns import check_room
 from sar.cli.rank_environment import joined
 from sar.cli.report import (
     gather_layers,
@@ -99,6 +100,8 @@ def _run(args: argparse.Namespace) -> int:
     _check_outputs(args)
     args.input, nproc = resolve_parts(args, args.nproc)
     book = _check_graph(args, model, data)
+    if args.out_of_core is not None:
+        check_room(args, model)
     print_ranks(args, book, nproc, threads_of(args, nproc))
     launch("train", args, nproc)
     return 0

@@ -106,16 +106,22 @@ class Table:
     def columns(self, num_rows: int, width: int, dtype: torch.dtype, together: int = 1) -> int:
         """How many of ``width`` columns to publish at a time: equal blocks, as few as may be. Each
         is of ``together`` numbers a row. ``SarError`` where not even one fits."""
-        column = max(1, num_rows * together * dtype.itemsize)
-        held = _HELD * width * column // self._group.size + self._kept_bytes
-        fit = (self._num_bytes - held) // column
-        if fit < 1:
+        least = self.least(num_rows, width, dtype, together)
+        if least > self._num_bytes:
             raise SarError(
                 f"memory: got {self._num_bytes:,} bytes for a table of rows and a part's own, "
-                f"expected at least {held + column:,}, {held + column - self._num_bytes:,} more, "
+                f"expected at least {least:,}, {least - self._num_bytes:,} more, "
                 f"for {together} columns of {num_rows:,} rows, or a graph of more parts"
             )
+        column = max(1, num_rows * together * dtype.itemsize)
+        fit = 1 + (self._num_bytes - least) // column
         return math.ceil(width / math.ceil(width / fit)) if width else 1
+
+    def least(self, num_rows: int, width: int, dtype: torch.dtype, together: int = 1) -> int:
+        """Bytes that :meth:`columns` needs for one column."""
+        column = max(1, num_rows * together * dtype.itemsize)
+        held = _HELD * width * column // self._group.size + self._kept_bytes
+        return held + column
 
     def wait(self) -> None:
         """Return when all have read what was published last; collective if anything was, unless

@@ -298,7 +298,7 @@ class Block:
 
     def _filled(self) -> int:
         """Bytes up to the last page that was ever written."""
-        own = np.flatnonzero(_own_pages(self.start, self.size))
+        own = np.flatnonzero(own_pages(self.start, self.size))
         return int(own[-1] + 1) * PAGE if len(own) else 0
 
     def _now(self) -> bytes:
@@ -314,7 +314,7 @@ class Block:
         if staged is None:
             return
         self._digest = staged.digest
-        if _own_pages(self.start, staged.size).any():  # by somebody who asked nobody
+        if own_pages(self.start, staged.size).any():  # by somebody who asked nobody
             ctypes.memmove(staged.at, self.start, staged.size)
             self._digest = None
         system().move(staged.at, staged.size, self.start)
@@ -347,7 +347,7 @@ class Block:
         system().advise(self.start, self.size, _PAGEOUT)
 
 
-def _own_pages(start: int, size: int) -> np.ndarray:
+def own_pages(start: int, size: int) -> np.ndarray:
     """Which pages are this process' own, bool [size / PAGE]: written, as of a file's map, or of
     fresh memory, none is before. The kernel's page table says so."""
     with open("/proc/self/pagemap", "rb", buffering=0) as table:

@@ -18,11 +18,13 @@ from sar.plan.statistics import (
     GraphStatistics,
     RankStatistics,
     estimate,
+    from_book,
     from_parts,
     from_quality,
     from_summary,
     other_number,
 )
+from sar.plan.turns import Turns, predict_turns
 
 __all__ = [
     "CLASSES",
@@ -35,8 +37,10 @@ __all__ = [
     "Prediction",
     "RankStatistics",
     "Setting",
+    "Turns",
     "Work",
     "estimate",
+    "from_book",
     "from_parts",
     "from_quality",
     "from_summary",
@@ -45,5 +49,6 @@ __all__ = [
     "other_number",
     "predict",
     "predict_training",
+    "predict_turns",
     "settings_of",
 ]

@@ -18,7 +18,7 @@ ANY, INSIDE, ACROSS = "any", "inside", "across"  # which ends edges have: of two
 Edges = Mapping[EType, tuple[Tensor, Tensor]]
 
 
-def random_graph(types: Types, nodes: int, degree: int, ends: str = ANY) -> GraphArrays:
+def random_graph(types: Types, nodes: int, degree: float, ends: str = ANY) -> GraphArrays:
     """About ``nodes`` nodes, of the types that the graph has in their proportions, and ``degree``
     times as many edges: between any nodes, inside the parts of even and odd nodes, or across."""
     generator = torch.Generator().manual_seed(0)

@@ -44,12 +44,9 @@ from sar.plan.types import RowCounts, SetBytes, Types, by_set, likely_sets, tell
 from sar.tracing.edge_rows import EdgeRows
 from sar.train.memory import resident_mb
 
-_NODES, _DEGREE = 32768, 8  # rows that do not fit into a cache, as those of a real graph
-_FEW_NODES = 4096  # enough for bytes
-_DENSE = 32  # degree of the graph that tells what an edge costs
-_EPOCHS = 3
-_SEEDS = 20  # stars to try, until each number of rows tells what they are
-_MANY = 5  # ranks of a graph of nearly nothing, to tell what rounds cost
+_NODES, _FEW_NODES = 32768, 4096  # rows that fit into no cache, as a real graph's; enough for bytes
+_DEGREE, _DENSE, _EPOCHS = 8, 32, 3  # the second degree tells what an edge costs
+_SEEDS, _MANY = 20, 5  # stars to try until rows tell what they are; ranks of nearly nothing
 Log = list[tuple[int, int]]  # rows sent in an exchange, and bytes of one
 
 
@@ -126,20 +123,34 @@ def measure_costs(work: Work, threads: int = 1, *, seconds: bool = True) -> Cost
 
     Without ``seconds`` all coefficients of time are NaN, and a few seconds are enough.
     """
-    own = {"OMP_NUM_THREADS": str(threads), "KINETO_LOG_LEVEL": "5"}
-    done = subprocess.run(
-        [sys.executable, "-m", "sar.plan.probe"],
-        input=json.dumps({"work": asdict(work), "threads": threads, "seconds": seconds}),
-        capture_output=True, text=True, check=False,
-        env={**allocator_environment(), **os.environ, **own},
-    )  # fmt: skip
-    if done.returncode:
-        raise SarError(f"the probe failed: {done.stderr.strip().splitlines()[-1]}")
-    found = json.loads(done.stdout.splitlines()[-1])
+    found = apart("sar.plan.probe", work, threads, seconds=seconds)
     sets = [SetBytes(**one) for one in found.pop("sets")]
     for one in sets:
         one.relations[:] = [(src, name, dst) for src, name, dst in one.relations]
     return Costs(**found, sets=sets)
+
+
+def apart(module: str, work: Work, threads: int, **more: Any) -> Any:
+    """What ``python -m module`` prints as JSON in a process of its own, of :func:`asked`."""
+    own = {"OMP_NUM_THREADS": str(threads), "KINETO_LOG_LEVEL": "5"}
+    done = subprocess.run(
+        [sys.executable, "-m", module],
+        input=json.dumps({"work": asdict(work), "threads": threads} | more), capture_output=True,
+        text=True, check=False, env={**allocator_environment(), **os.environ, **own},
+    )  # fmt: skip
+    if done.returncode:
+        raise SarError(f"the probe failed: {done.stderr.strip().splitlines()[-1]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def asked() -> dict[str, Any]:
+    """The arguments of :func:`apart`, from standard input."""
+    request = json.load(sys.stdin)
+    wanted = request["work"] | {"model": ModelOptions(**request["work"]["model"])}
+    if (given := wanted["types"]) is not None:
+        given["relations"] = [(src, name, dst) for src, name, dst in given["relations"]]
+        wanted["types"] = Types(**given)
+    return request | {"work": Work(**wanted)}
 
 
 class _Logged(ThreadGroup):
@@ -154,7 +165,7 @@ class _Logged(ThreadGroup):
         return super().exchange(recv, send, *counts)
 
 
-class _Run:
+class Probed:
     """A model on a random graph, ready to train."""
 
     def __init__(self, work: Work, path: str, group: Group, **policy: Any) -> None:
@@ -183,6 +194,10 @@ class _Run:
         loss = F.cross_entropy(self.call(self.model, self.graph, self.x), self.y)
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
+        self.update()
+
+    def update(self) -> None:
+        """Change the parameters."""
         sar.gather_grads(self.model)
         self.optimizer.step()
 
@@ -231,7 +246,7 @@ def probe_bytes(work: Work, threads: int, nodes: int = _FEW_NODES) -> Costs:
         def graph(nodes: int, degree: int) -> str:
             return written(random_graph(work.graph, nodes, degree), folder, 1)
 
-        _Run(work, graph(64, 2), current_group()).step()  # compiles, imports
+        Probed(work, graph(64, 2), current_group()).step()  # compiles, imports
         process = resident_mb() * 2**20
         sizes = [(nodes, _DEGREE), (2 * nodes, _DEGREE), (nodes, 2 * _DEGREE)]
         fixed, per_node, per_edge = _linear([_peak_bytes(work, graph(*s)) for s in sizes], nodes)
@@ -290,7 +305,7 @@ def _timed(work: Work, path: str) -> tuple[float, float]:
     cores = len(os.sched_getaffinity(0)) // torch.get_num_threads()
 
     def body(group: Any) -> tuple[float, float]:
-        run, found = _Run(work, path, group), []
+        run, found = Probed(work, path, group), []
         run.settle(group.log)
         for _ in range(_EPOCHS):
             begin = time.perf_counter()
@@ -305,7 +320,7 @@ def _timed(work: Work, path: str) -> tuple[float, float]:
 
 def _peak_bytes(work: Work, path: str) -> float:
     """Bytes of tensors at the peak of an epoch of one rank."""
-    run = _Run(work, path, current_group())
+    run = Probed(work, path, current_group())
     run.settle()
     gc.collect()  # what runs before left in cycles is not this one's
     before = _live_bytes()
@@ -339,7 +354,7 @@ def _exchanges(work: Work, path: str, **policy: Any) -> tuple[int, Log, int, Set
     relations that were joined to one."""
 
     def body(group: Any) -> tuple[int, Log, int, Sets]:
-        run = _Run(work, path, group, **policy)
+        run = Probed(work, path, group, **policy)
         run.settle(group.log)
         before = group.counters.collectives
         run.step()
@@ -357,7 +372,7 @@ def _round_seconds(work: Work, path: str) -> float:
     """Seconds that a round of nearly no rows costs a rank: strict epochs less one-shot ones."""
 
     def body(group: Any) -> tuple[float, int]:
-        runs = [_Run(work, path, group, rounds=number) for number in (1, None)]
+        runs = [Probed(work, path, group, rounds=number) for number in (1, None)]
         found, rounds = [], []
         for _ in range(2 * _EPOCHS):
             group.log.clear()
@@ -380,10 +395,6 @@ def _spent(step: Callable[[], None], group: Group) -> float:
 
 
 if __name__ == "__main__":
-    request = json.load(sys.stdin)
-    wanted = request["work"] | {"model": ModelOptions(**request["work"]["model"])}
-    if (given := wanted["types"]) is not None:
-        relations = [(src, name, dst) for src, name, dst in given["relations"]]
-        wanted["types"] = Types(**given | {"relations": relations})
-    make = probe if request["seconds"] else probe_bytes
-    sys.stdout.write(f"\n{json.dumps(asdict(make(Work(**wanted), request['threads'])))}\n")
+    todo = asked()
+    measured = (probe if todo["seconds"] else probe_bytes)(todo["work"], todo["threads"])
+    sys.stdout.write(f"\n{json.dumps(asdict(measured))}\n")

@@ -13,7 +13,8 @@ from sar.edges.push_pull import LEAST_SAVED
 from sar.errors import NotSupportedError
 from sar.options import closest
 from sar.partition.book import EType
-from sar.partition.load import read_book
+from sar.partition.column import MappedColumn
+from sar.partition.load import read_book, read_features
 from sar.partition.quality import CutQuality
 from sar.partition.summary import summarize
 from sar.plan.types import RowCounts, Travel, Types
@@ -82,6 +83,11 @@ class GraphStatistics:
     def size(self) -> int:
         return len(self.ranks)
 
+    @property
+    def totals(self) -> tuple[int, int]:
+        """Nodes and edges of all parts."""
+        return sum(rank.nodes for rank in self.ranks), sum(rank.edges for rank in self.ranks)
+
     def count(self, sets: Sequence[Sequence[EType]]) -> None:
         """Count the rows that travel for some relations together, in one pass over the parts."""
         if self.counts is not None:
@@ -125,6 +131,56 @@ def from_parts(
     Raises ``PartitionError`` for bad files, ``ValueError`` where the type is not clear.
     """
     return from_summary(summarize(json_path), features, json_path, target_type)
+
+
+def from_book(
+    json_path: str | os.PathLike, features: str = "feat", target_type: str | None = None
+) -> GraphStatistics:
+    """Sizes of a partitioned graph's parts; no edge is read, and no row that travels counted.
+
+    Raises as :func:`from_parts`.
+    """
+    book = read_book(json_path)
+    none = Rows(*[np.zeros(book.num_parts, dtype=np.int64)] * 2)
+    sizes = [
+        (
+            sum(book.part_nodes(ntype, part) for ntype in book.ntypes),
+            sum(book.part_edges(etype, part) for etype in book.canonical_etypes),
+        )
+        for part in range(book.num_parts)
+    ]
+    stored, columns = (
+        {} if book.is_foreign else read_features(book, 0, key)  # of such a folder whole files
+        for key in ("node_feats", "edge_feats")
+    )
+    widths = {
+        ntype: int(np.prod(stored[f"{ntype}/{features}"].shape[1:]))
+        for ntype in book.ntypes
+        if f"{ntype}/{features}" in stored
+    }
+    about = {
+        name.rpartition("/")[2] if book.is_homogeneous else name: {
+            "dtype": str(one.dtype).removeprefix("torch."), "shape": [*one.shape[1:]],
+        }
+        for name, one in columns.items()
+    }  # fmt: skip
+    ranks = [RankStatistics(*size, none, none, none) for size in sizes]
+    width = max(widths.values(), default=0)
+    graph = GraphStatistics(book.graph_name, width, 0, ranks, estimated=False, columns=about)
+    nodes, relations = {one: book.num_nodes(one) for one in book.ntypes}, book.canonical_etypes
+    target = book.ntypes[0]
+    if not book.is_homogeneous:
+        target = _target({"nodes": nodes, "node_features": stored}, target_type)
+        types = Types(nodes, relations, [*map(book.num_edges, relations)], widths, target)
+        graph = replace(graph, types=types)
+    return replace(graph, classes=_classes(stored.get(f"{target}/label")))
+
+
+def _classes(labels: MappedColumn | None) -> int:
+    """As far as these nodes tell; 0 without labels."""
+    if labels is None or not len(labels):
+        return 0
+    return int(labels.read().max()) + 1 if len(labels.shape) == 1 else labels.shape[1]
 
 
 def from_summary(
