@@ -8,6 +8,7 @@ import pytest
 import torch
 from dgl import function as fn
 from harness import WorkerPool, assert_close, run_threads
+from harness.covering import by_pairs
 from harness.graphs import mixed, sample, to_dgl
 from harness.parts import Cutter
 from harness.rows import Part, join_nodes, whole
@@ -37,17 +38,16 @@ CUTS: list[tuple[str, int, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize(("graph", "size", "parts"), CUTS)
+@by_pairs(cut=CUTS, model=MODELS, mfgs=[False, True])
 def test_training_equals_dgl(
-    graph: str, size: int, parts: Any, model: str, partitioned: Cutter
+    cut: tuple[str, int, Any], model: str, mfgs: bool, partitioned: Cutter
 ) -> None:
+    graph, size, parts = cut
     if graph == "no_edges" and model in ("SAGEConv-pool", "GINConv-max", "EdgeConv"):
         pytest.skip("without any edge, DGL gives the gradient of max to node 0")
     path = partitioned(sample(graph), size, parts)
-    for mfgs, rounds in ((False, None), (True, 1)):
-        setting = Setting(model, rounds, mfgs, graph=graph)
-        check(setting, run_threads(size, case_train, path, setting, start_state(setting)))
+    setting = Setting(model, 1 if mfgs else None, mfgs, graph=graph)
+    check(setting, run_threads(size, case_train, path, setting, start_state(setting)))
 
 
 @pytest.mark.parametrize("mfgs", [False, True])

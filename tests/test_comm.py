@@ -219,11 +219,13 @@ def check_rotation(size: int, pattern: str, results: list) -> None:
     size=[1, 2, 3, 4, 8],
     pattern=["mixed", "everything", "all but one", "nothing", "one pair"],
     keep=[False, True],
+    run=[run_threads, run_late],
 )
-def test_rotation_brings_each_row_and_gradient(size: int, pattern: str, keep: bool) -> None:
+def test_rotation_brings_each_row_and_gradient(
+    size: int, pattern: str, keep: bool, run: Any
+) -> None:
     for num_rounds in sorted({1, 2, max(1, size // 2), max(1, size - 1), 20}):
-        for run in (run_threads, run_late):
-            check_rotation(size, pattern, run(size, case_rotation, pattern, num_rounds, keep))
+        check_rotation(size, pattern, run(size, case_rotation, pattern, num_rounds, keep))
 
 
 @pytest.mark.parametrize("num_rounds", [1, 2, 3])

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from harness import run_threads
+from harness.covering import by_pairs
 from harness.graphs import ETYPE_HOMO, GraphArrays, hetero, homogeneous, mixed
 from harness.parts import Cutter
 
@@ -56,10 +57,13 @@ def drawn(group: Group, path: str, etype: Any, options: dict) -> list[tuple[set,
     return steps
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
-@pytest.mark.parametrize("kind", ["self", "reverse", "reverse relation"])
+@by_pairs(
+    kind=["self", "reverse", "reverse relation"],
+    options=OPTIONS,
+    cut=[(2, "random"), (4, "adversarial")],
+)
 def test_what_is_drawn_less_the_seed_edges_of_all_ranks(
-    kind: str, options: dict, partitioned: Cutter
+    kind: str, options: dict, cut: tuple[int, str], partitioned: Cutter
 ) -> None:
     graph = with_reverse() if kind == "reverse relation" else both_ways()
     etype, more = next(iter(graph.edges)), {"exclude": kind.partition(" ")[0]}
@@ -67,22 +71,21 @@ def test_what_is_drawn_less_the_seed_edges_of_all_ranks(
     if kind == "reverse relation":
         more["reverse_etype"] = (etype[2], "back", etype[0])
         gone_of[etype[2], "back", etype[0]] = True
-    for size, method in [(2, "random"), (4, "adversarial")]:
-        path = partitioned(graph, size, method)
-        whole = run_threads(size, drawn, path, etype, options)
-        left = run_threads(size, drawn, path, etype, options | more)
-        missing = 0
-        for step in range(len(whole[0])):
-            pairs = set[tuple[int, int]]().union(*(rank[step][0] for rank in whole))
-            turned = {(dst, src) for src, dst in pairs}
-            for rank in range(size):
-                for one, found in whole[rank][step][1].items():
-                    gone = (turned if gone_of.get(one) else pairs) if one in gone_of else set()
-                    gone = gone | turned if kind == "reverse" else gone
-                    want = Counter({edge: n for edge, n in found.items() if edge[1:] not in gone})
-                    assert left[rank][step][1][one] == want
-                    missing += found.total() - want.total()
-        assert missing
+    path = partitioned(graph, *cut)
+    whole = run_threads(cut[0], drawn, path, etype, options)
+    left = run_threads(cut[0], drawn, path, etype, options | more)
+    missing = 0
+    for step in range(len(whole[0])):
+        pairs = set[tuple[int, int]]().union(*(rank[step][0] for rank in whole))
+        turned = {(dst, src) for src, dst in pairs}
+        for rank in range(cut[0]):
+            for one, found in whole[rank][step][1].items():
+                gone = (turned if gone_of.get(one) else pairs) if one in gone_of else set()
+                gone = gone | turned if kind == "reverse" else gone
+                want = Counter({edge: n for edge, n in found.items() if edge[1:] not in gone})
+                assert left[rank][step][1][one] == want
+                missing += found.total() - want.total()
+    assert missing
 
 
 def sent(group: Group, path: str, exclude: str | None) -> int:

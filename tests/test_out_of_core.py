@@ -41,11 +41,11 @@ def test_models_have_the_bits_of_training_in_memory(parts: str, tmp_path: Path):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     found = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(found) == 4
+    assert len(found) == 2
     for one in found:
         assert one["same"], one
         assert one["out_of_core_mb"] < one["in_memory_mb"] * 0.75, one
-    assert sum(one["written"] > 0 and one["read"] > 0 for one in found) >= 3, found
+        assert one["written"] > 0 and one["read"] > 0, one
     assert not list(tmp_path.iterdir()), "something is left"
 
 

@@ -174,11 +174,12 @@ def test_a_network_that_goes_away_while_ranks_meet(two_hosts: Hosts) -> None:
 @pytest.fixture
 def alone(nursery: Nursery, tmp_path: Path) -> Iterator[Callable[..., Child]]:
     """``alone(rank, size, port, limit)`` is a rank that waits for others at most ``limit``."""
-    started, script = [], tmp_path / "meeting.py"
+    started: list[Child] = []
 
     def start(
         rank: int, size: int, port: int, limit: int, after: str = "", before: str = "", **more: str
     ) -> Child:
+        script = tmp_path / f"meeting{len(started)}.py"
         script.write_text(before + MEETING.format(after=after, limit=limit))
         where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         given = environment(**where, RANK=str(rank), WORLD_SIZE=str(size), **more)
@@ -226,18 +227,18 @@ def test_ranks_that_count_differently_say_so(alone: Callable[..., Child]) -> Non
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("victim", [0, 1], ids=["which keeps the store", "another"])
-def test_a_rank_is_killed_while_ranks_meet(victim: int, alone: Callable[..., Child]) -> None:
-    """They wait for rank 2, but not until the limit."""
-    port = free_port()
-    both = [alone(rank, 3, port, 60) for rank in range(2)]
-    wait_for(lambda: all(listens(rank.pid) for rank in both))
+def test_a_rank_is_killed_while_ranks_meet(alone: Callable[..., Child]) -> None:
+    """The others wait for rank 2, but not until the limit; be it the one that keeps the store."""
+    jobs = [[alone(rank, 3, port, 60) for rank in range(2)] for port in (free_port(), free_port())]
+    wait_for(lambda: all(listens(rank.pid) for both in jobs for rank in both))
     time.sleep(2)  # they have connected to the store as well
-    os.kill(both[victim].pid, signal.SIGKILL)
-    assert both[1 - victim].wait(SLACK) == 1
-    out = both[1 - victim].text("out")
-    assert f"rank {1 - victim} of 3: could not meet the other ranks" in out
-    assert f"(rank {victim}: died or left early" in out
+    for victim, both in enumerate(jobs):
+        os.kill(both[victim].pid, signal.SIGKILL)
+    for victim, both in enumerate(jobs):
+        assert both[1 - victim].wait(SLACK) == 1
+        out = both[1 - victim].text("out")
+        assert f"rank {1 - victim} of 3: could not meet the other ranks" in out
+        assert f"(rank {victim}: died or left early" in out
 
 
 def listens(pid: int) -> bool:
@@ -250,19 +251,23 @@ def listens(pid: int) -> bool:
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("memory", ["1", "0"], ids=["memory", "sockets"])
 def test_a_stopped_rank_is_named_and_holds_nobody(
-    memory: str, alone: Callable[..., Child], tmp_path: Path
+    alone: Callable[..., Child], tmp_path: Path
 ) -> None:
+    """Through memory and through sockets, at the same time, as most of it is waiting."""
     stop = "group.rank == 1 and os.kill(os.getpid(), 19); group.all_reduce(torch.ones(1))"
-    ready = TOGETHER.format(folder=tmp_path, size=3)  # so that the limit is not that of imports
-    port, limit = free_port(), 6
-    ranks = [alone(rank, 3, port, limit, stop, ready, SAR_HOST_MEMORY=memory) for rank in range(3)]
-    for rank in (0, 2):
-        assert ranks[rank].wait(60) == 1
-        seconds, error = ranks[rank].text("out").splitlines()[:2]
-        assert "rank 1 did not answer within the timeout" in error
-        assert float(seconds.split()[1]) < 2 * limit + SLACK  # also to meet
+    limit, jobs = 6, []
+    for memory in ("1", "0"):
+        (here := tmp_path / memory).mkdir()
+        ready = TOGETHER.format(folder=here, size=3)  # so that the limit is not that of imports
+        given, port = {"SAR_HOST_MEMORY": memory}, free_port()
+        jobs.append([alone(rank, 3, port, limit, stop, ready, **given) for rank in range(3)])
+    for ranks in jobs:
+        for rank in (0, 2):
+            assert ranks[rank].wait(60) == 1
+            seconds, error = ranks[rank].text("out").splitlines()[:2]
+            assert "rank 1 did not answer within the timeout" in error
+            assert float(seconds.split()[1]) < 2 * limit + SLACK  # also to meet
 
 
 def test_a_rank_that_stops_after_its_last_collective(

@@ -2,9 +2,9 @@
 
 A Python block whose first line is a comment with a file's name is saved under that name. Lines of
 shell blocks are run one after another: `python` and `sar` in this process, which has imported
-everything, the ranks of `torchrun` in processes of their own with the environment that it sets. A
-`text` block behind `<!-- output -->` is what the last command printed, numbers to within two units
-of their last digit.
+everything, and their ranks in others that have; those of `torchrun` in processes of their own with
+the environment that it sets. A `text` block behind `<!-- output -->` is what the last command
+printed, numbers to within two units of their last digit.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from difflib import SequenceMatcher
 from pathlib import Path
 
 import pytest
+from harness import WorkerPool
+from harness.commands import launch_on
 from harness.failures import assert_no_mistakes
 from harness.nursery import Nursery
 from test_docs import ROOT, blocks
@@ -92,9 +94,15 @@ def no_modules_left(tmp_path: Path) -> Iterator[None]:
     "page", ["docs/tutorial_dgl.md", "docs/tutorial_pyg.md", "docs/tutorial_sampled.md"]
 )
 def test_tutorial_does_what_it_says(
-    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nursery: Nursery
+    page: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    nursery: Nursery,
+    processes: WorkerPool,
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    for command in ("train", "evaluate"):
+        monkeypatch.setattr(f"sar.cli.{command}.launch", launch_on(processes))
     printed, files, outputs = "", 0, 0
     for block in blocks(page):
         named = FILE.match(block.text)

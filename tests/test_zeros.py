@@ -12,6 +12,7 @@ import pytest
 import torch
 from harness import run_threads
 from harness.compare import assert_close
+from harness.covering import by_pairs
 from harness.graphs import mixed
 from harness.parts import Cutter, joined
 from harness.rows import Part
@@ -111,43 +112,39 @@ def case_step(group: Any, path: str, model: Net, policy: Any, activations: str) 
     return part.nodes, out.detach(), grads, x.grad, sums[-1]
 
 
-@pytest.mark.parametrize("kind", ["sage", "gcn", "gin", "weighted", "dropout"])
-@pytest.mark.parametrize(
-    ("size", "rounds", "options"),
-    [
+@by_pairs(
+    kind=["sage", "gcn", "gin", "weighted", "dropout"],
+    setting=[
         (3, None, {}),
         (4, 1, {}),
         (4, 2, {"exchange": "pull"}),
         (4, None, {"rematerialize": False, "structure": "one"}),
         (1, None, {}),
     ],
+    numbers=[(torch.float64, "keep"), (torch.float32, "keep"), (torch.float64, "recompute")],
 )
 def test_results_are_the_same_numbers(
-    kind: str, size: int, rounds: int | None, options: dict, partitioned: Cutter
+    kind: str, setting: tuple, numbers: tuple[torch.dtype, str], partitioned: Cutter
 ) -> None:
+    (size, rounds, options), (dtype, activations) = setting, numbers
     path = partitioned(mixed(), size, "random")
-    for dtype, activations in [
-        (torch.float64, "keep"),
-        (torch.float32, "keep"),
-        (torch.float64, "recompute"),
-    ]:
-        found = [
-            run_threads(size, case_step, path, net(kind, dtype), policy, activations)
-            for policy in (sar.Policy(rounds, zeros=z, **options) for z in ("send", "skip"))
-        ]
-        for (_, out, grads, dx, sent), (_, out_2, grads_2, dx_2, sent_2) in zip(*found):
-            pairs = [(out, out_2), (dx, dx_2), *((grads[name], grads_2[name]) for name in grads)]
-            if activations == "keep" or kind in ("gcn", "gin"):
-                assert all(torch.equal(one, other) for one, other in pairs)
-            else:  # recomputed means are multiplied in blocks of columns, unless zeros are skipped
-                for one, other in pairs:
-                    torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-11)
-            if size > 1:
-                assert sent_2[0] < 0.9 * sent[0]
-                if kind != "gcn":
-                    assert sent_2[1] < sent[1]
-                elif activations == "keep":  # a product stands between
-                    assert sent_2[1] == sent[1]
+    found = [
+        run_threads(size, case_step, path, net(kind, dtype), policy, activations)
+        for policy in (sar.Policy(rounds, zeros=z, **options) for z in ("send", "skip"))
+    ]
+    for (_, out, grads, dx, sent), (_, out_2, grads_2, dx_2, sent_2) in zip(*found):
+        pairs = [(out, out_2), (dx, dx_2), *((grads[name], grads_2[name]) for name in grads)]
+        if activations == "keep" or kind in ("gcn", "gin"):
+            assert all(torch.equal(one, other) for one, other in pairs)
+        else:  # recomputed means are multiplied in blocks of columns, unless zeros are skipped
+            for one, other in pairs:
+                torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-11)
+        if size > 1:
+            assert sent_2[0] < 0.9 * sent[0]
+            if kind != "gcn":
+                assert sent_2[1] < sent[1]
+            elif activations == "keep":  # a product stands between
+                assert sent_2[1] == sent[1]
 
 
 @pytest.mark.parametrize("kind", ["sage", "gcn", "gin", "weighted"])

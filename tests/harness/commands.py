@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from argparse import Namespace
 from collections.abc import Callable
 from typing import Any
@@ -17,10 +18,14 @@ from sar.cli.train import make_trainer
 CPU = torch.device("cpu")
 
 
-def case_command(group: Any, command: str, options: dict[str, Any]) -> None:
-    """What a rank of the command line does."""
-    module = importlib.import_module(f"sar.cli.{command}")
-    module.work(Namespace(**options), group, CPU)
+def case_command(group: Any, command: str, options: dict[str, Any], folder: str = ".") -> None:
+    """What a rank of the command line does, which was typed in ``folder``."""
+    module, before = importlib.import_module(f"sar.cli.{command}"), os.getcwd()
+    os.chdir(folder)
+    try:
+        module.work(Namespace(**options), group, CPU)
+    finally:
+        os.chdir(before)
 
 
 def launch_on(processes: WorkerPool) -> Callable[[str, Namespace, int], None]:
@@ -28,7 +33,7 @@ def launch_on(processes: WorkerPool) -> Callable[[str, Namespace, int], None]:
 
     def launch(command: str, args: Namespace, nproc: int) -> None:
         options = {name: value for name, value in vars(args).items() if not callable(value)}
-        processes.run(nproc, case_command, command, options)
+        processes.run(nproc, case_command, command, options, os.getcwd())
 
     return launch
 

@@ -27,10 +27,8 @@ EPOCHS = 2
 
 
 MODELS: dict[str, tuple[tuple[Callable[[], nn.Module], ...], str]] = {
-    "sage": ((sage, sage, sage), "norm dropout"),
-    "kept": ((sage, sage, sage), "residual jumping"),
-    "mixed": ((gcn, gat, gin), ""),
-    "program": ((sage, Gated), ""),
+    "sage": ((sage, sage, sage), "norm dropout residual jumping"),
+    "mixed": ((gcn, gat, gin, Gated), ""),
 }
 
 
