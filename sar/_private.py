@@ -7,12 +7,10 @@ imported. `tests/test_private.py` shows both for each.
 
 from __future__ import annotations
 
-import fcntl
 import importlib
 import resource
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +19,7 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 from torch import Tensor, nn
 
+from sar.alone import alone
 from sar.errors import MissingDependencyError
 
 
@@ -258,8 +257,6 @@ def prepare_optimizers() -> None:
 # ---- numba
 
 _ROOM = 64 << 20  # bytes; 12 MiB is the most that was seen
-_PATIENCE = 30.0  # seconds; the longest kernel takes three
-_within: list[str] = []  # files of the kernels that this process is compiling
 
 
 def without_counting() -> dict[str, bool]:
@@ -284,36 +281,13 @@ def njit(**options: Any) -> Callable[[Callable], Any]:
 
         def compile(signature: Any) -> Any:
             _check_room(function.__name__)
-            with _alone(function.__code__.co_filename):
+            with alone(function.__code__.co_filename):
                 return without_check(signature)
 
         dispatcher.compile = compile
         return dispatcher
 
     return decorate
-
-
-@contextmanager
-def _alone(source: str) -> Iterator[None]:
-    """Inside, no other process of this host compiles what is in the file: it waits, and finds on
-    the disk what was compiled. Not for ever, as who compiles may be stopped; nor with a lock."""
-    with open(source, "rb") as file:
-        end = time.monotonic() + (0 if _within else _PATIENCE)
-        _within.append(source)
-        try:
-            while _is_taken(file) and time.monotonic() < end:
-                time.sleep(0.02)
-            yield
-        finally:
-            _within.remove(source)
-
-
-def _is_taken(file: Any) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:  # some shared file systems have no locks
-        return isinstance(error, BlockingIOError)
-    return False
 
 
 def _check_room(name: str) -> None:

@@ -44,7 +44,7 @@ LADDER = (
     {"allocator"},
     {"kernels", "partition", "comm"},
     {"config", "files", "_private", "registry", "run_options"},
-    {"errors", "expect", "log", "options", "splitmix", "words"},
+    {"alone", "errors", "expect", "log", "options", "splitmix", "words"},
 )
 LEAVES = {
     "config", "errors", "expect", "files", "options", "registry", "run_options", "splitmix",
@@ -683,7 +683,7 @@ def test_version_and_requirements_agree() -> None:
 
 # Lines and files, which work that adds an ability raises by what that is worth.
 CEILINGS = {
-    "sar": (60_790, 347),
+    "sar": (60_795, 348),
     "sar/partition": (10_040, 52),
     "tests": (46_360, 209),
     "benchmarks": (7_645, 67),

@@ -377,7 +377,7 @@ def test_one_process_compiles_for_all(
     (tmp_path / "kernels_of_ranks.py").write_text(KERNEL)
     assert sorted(processes.run(2, compiled, str(tmp_path))) == [0, 1]
     (tmp_path / "again.py").write_text(KERNEL)
-    monkeypatch.setattr(_private, "_PATIENCE", 0.1)
+    monkeypatch.setattr("sar.alone.PATIENCE", 0.1)
     with open(tmp_path / "again.py") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
         assert runpy.run_path(other.name)["step"](1) == 2
