@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+import ctypes
 import gc
 import json
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -13,9 +16,13 @@ from typing import Any
 
 import pytest
 import torch
-from harness.graphs import community
+from harness.graphs import bibliography, community, homogeneous
+from harness.threads import run_threads
+from torch import nn
+from torch_geometric import nn as layers
 
 import sar
+import sar.pyg
 from sar.comm import TurnGroup
 from sar.errors import SarError
 from sar.memory.spill import Spill
@@ -50,9 +57,57 @@ def test_models_have_the_bits_of_training_in_memory(parts: str, tmp_path: Path):
 
 
 def in_memory() -> int:
-    """Bytes of this process that no file backs."""
+    """Bytes of this process that no file backs; those that the allocator keeps go first."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
     lines = Path("/proc/self/status").read_text().splitlines()
     return 1024 * next(int(one.split()[1]) for one in lines if one.startswith("RssAnon"))
+
+
+def train_typed(part: Any, model: nn.Module) -> list[torch.Tensor]:
+    """Results and gradients of a second step on edges of several types."""
+    data, model = sar.pyg.construct_full_graph(part), copy.deepcopy(model)
+    ids = {name: part.node_features[f"{name}/orig_id"].float() for name in part.book.ntypes}
+    rows = {name: torch.sin(one.view(-1, 1) * torch.arange(1, 7)) for name, one in ids.items()}
+    if len(rows) > 1:
+        args: tuple = rows, data.edge_index_dict
+    else:
+        args = rows["_N"], data.edge_index, data.type
+    optimizer = torch.optim.Adam(model.parameters())
+    for _ in range(2):
+        out = model(*args)
+        out = {"_N": out} if isinstance(out, torch.Tensor) else out
+        optimizer.zero_grad()
+        sum(sar.global_mean(out[name].square()) for name in sorted(out)).backward()
+        sar.gather_grads(model)
+        optimizer.step()
+    grads = [one.grad for one in model.parameters() if one.grad is not None]
+    return [*(out[name].detach() for name in sorted(out)), *grads]
+
+
+@pytest.mark.parametrize("name, room", [("hgt", 80), ("rgcn", 44)])
+def test_several_types_have_the_bits_of_training_in_memory(
+    name: str, room: int, partitioned: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    """And the numbers of ranks side by side."""
+    caplog.set_level("INFO", "sar")
+    torch.manual_seed(0)
+    if name == "hgt":
+        graph = bibliography(12_000)
+        metadata = list(graph.num_nodes), list(graph.edges)
+        model: nn.Module = layers.HGTConv(6, 64, metadata, heads=4)
+    else:
+        graph = homogeneous("typed", 54_000, *torch.randint(54_000, (2, 72_000)))
+        model = layers.FastRGCNConv(6, 64, 4)
+    path = partitioned(graph, 4)
+    beside = run_threads(4, lambda group: train_typed(sar.load_partition_data(path), model))
+    want = sar.run_parts(path, train_typed, (model,))
+    torch.testing.assert_close(want, beside, rtol=1e-4, atol=1e-6)
+    most = in_memory() + (room << 20)
+    got = sar.run_parts(path, train_typed, (model,), directory=tmp_path, memory=most)
+    torch.testing.assert_close(got, want, rtol=0, atol=0)
+    read, written = re.findall(r"([\d,]+) MB (?:read|written)", caplog.text)
+    assert read != "0" != written
 
 
 def grow(group: Any, keep: list[torch.Tensor]) -> float:
