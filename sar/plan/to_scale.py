@@ -24,22 +24,26 @@ class SpillToScale(Spill):
 
     Args:
         fixed: bytes of tensors that do not grow, such as parameters.
+        later: bytes that the process takes after the table was told how large it may be.
 
     Attributes:
         peak: bytes at the most. lacked: which would have been enough for what did not fit.
         shared: what all ranks share, the table.
     """
 
-    def __init__(self, folder: Path, room: int, scale: float, fixed: set[int]) -> None:
+    def __init__(
+        self, folder: Path, room: int, scale: float, fixed: set[int], later: int = 0
+    ) -> None:
         super().__init__(folder, NO_LIMIT, max(PAGE, round(LEAST_BYTES / scale)))
-        self._given, self._fixed = room, fixed
+        self._given, self._fixed, self.later = room, fixed, later
         self._small, self._apart = dict[int, int](), set[int]()
         self.peak = self.lacked = 0
         self.shared = dict[Any, Any]()
 
     def __enter__(self) -> SpillToScale:
         super().__enter__()
-        self._most = self._limit = self._room = self._given
+        self._most = self._limit = self._given
+        self._room = self._given + self.later
         return self
 
     @property
@@ -92,7 +96,7 @@ class SeenTable(Table):
     def columns(self, num_rows: int, width: int, dtype: torch.dtype, together: int = 1) -> int:
         least = self.least(num_rows, width, dtype, together)
         if least > self._spill.table_bytes:
-            self._spill.lacked = least
+            self._spill.lacked = least - self._spill.later
         found = super().columns(num_rows, width, dtype, together)
         self._blocks.append((width, -(-width // found)))
         return found
