@@ -250,20 +250,21 @@ class ThreadGroup(Group):
             raise self._calls_differ(", ".join(f"{rank}: {one}" for rank, one in enumerate(calls)))
 
     def _all_gather(self, tensor: Tensor) -> list[Tensor]:
-        return self._copies("all_gather", tensor)
+        return self._read("all_gather", tensor, lambda parts: [part.clone() for part in parts])
 
     def _all_reduce(self, tensor: Tensor, op: str) -> None:
-        stack = torch.stack(self._copies(op, tensor))
-        reduced = stack.sum(0) if op == "sum" else stack.amax(0) if op == "max" else stack.amin(0)
-        tensor.copy_(reduced)
+        def reduced(parts: list[Tensor]) -> Tensor:  # before ranks leave: not each has all parts
+            stack = torch.stack(parts)
+            return stack.sum(0) if op == "sum" else stack.amax(0) if op == "max" else stack.amin(0)
+
+        tensor.copy_(self._read(op, tensor, reduced))
 
     def _broadcast(self, tensor: Tensor, src: int) -> None:
-        tensor.copy_(self._copies("broadcast", tensor)[src])
+        tensor.copy_(self._read("broadcast", tensor, lambda parts: parts[src].clone()))
 
-    def _copies(self, call: str, tensor: Tensor) -> list[Tensor]:
-        """Copies of everybody's tensor; ``call`` is named as in :mod:`sar.comm.direct`."""
-        call = f"{call} of {tensor.numel()} {tensor.dtype}"
-        return self._meet(call, tensor, lambda parts: [part.clone() for part in parts])
+    def _read(self, call: str, tensor: Tensor, read: Callable[[list[Tensor]], Any]) -> Any:
+        """What is read of everybody's tensor; ``call`` is named as in :mod:`sar.comm.direct`."""
+        return self._meet(f"{call} of {tensor.numel()} {tensor.dtype}", tensor, read)
 
     def _exchange(
         self,
