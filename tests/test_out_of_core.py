@@ -187,6 +187,55 @@ def test_too_little_memory_says_the_least(more: int, tmp_path: Path):
     assert list(tmp_path.iterdir()) == []
 
 
+def aggregated(group: Any) -> tuple[float, int]:
+    """Two sums over a table of 32 MiB of whole rows, and an operator of 22 MiB, of which no sum
+    knows; what comes of it, and columns at a time."""
+    x = torch.full((2048, 256), float(group.rank))
+    place = group.rank * len(x), group.size * len(x)
+    for _ in range(2):
+        at_once = group.table.columns(place[1], x.shape[1], x.dtype)
+        blocks = []
+        for low in range(0, x.shape[1], at_once):
+            (rows,) = group.table.publish([x[:, low : low + at_once]], "rows", *place)
+            blocks.append(rows.view(group.size, len(x), -1).sum(0))
+        y = torch.cat(blocks, 1)
+        z = torch.cat([x, y] * 4 + [x], 1)
+    return z.mean().item(), at_once
+
+
+def run_aggregated(folder: Path, memory: int) -> int:
+    """Columns at a time at the end."""
+    with Spill(folder, memory) as spill:
+
+        def body(group: Any) -> tuple[float, int]:
+            with spill.following(group):
+                return aggregated(group)
+
+        found = TurnGroup.run(16, body, between=[spill], table=spill)
+    assert [one for one, _ in found] == pytest.approx([(480 + 5 * rank) / 9 for rank in range(16)])
+    return found[0][1]
+
+
+@pytest.mark.timeout(120)
+def test_more_memory_never_fails_where_less_is_enough(tmp_path: Path):
+    """And what a run says it needs is enough."""
+    run_aggregated(tmp_path, in_memory() + (1 << 30))
+    said, ended = list[int](), list[int]()
+    for room in (30, 36, 42, 48, 54, 72, 96):
+        gc.collect()
+        now = in_memory()
+        try:
+            ended.append(run_aggregated(tmp_path, now + (room << 20)))
+        except SarError as error:
+            assert not ended, f"{room} MiB do not do: {error}"
+            least = str(error).partition("expected at least ")[2].partition(", or")[0]
+            said.append(int(least.replace(",", "")) - now)
+    assert said, "all memories do"
+    assert len({*ended}) > 1, "all tables are the same"
+    gc.collect()
+    run_aggregated(tmp_path, in_memory() + min(said))
+
+
 def test_a_folder_in_memory_is_refused():
     if not os.path.ismount("/dev/shm"):
         pytest.skip("no file system in memory here")

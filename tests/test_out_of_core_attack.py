@@ -251,4 +251,4 @@ def test_a_rank_that_has_fewer_layers_than_others_is_told(odd: int):
         group.all_reduce(torch.ones(3))
 
     with pytest.raises(CommError, match=r"ranks call different things.*all_?reduce|sum of 3"):
-        TurnGroup.run(SIZE, case, table_bytes=1 << 20)
+        TurnGroup.run(SIZE, case, table=1 << 20)

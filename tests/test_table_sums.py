@@ -20,7 +20,7 @@ MODELS = (
 
 
 def with_table(size: int, num_bytes: int, case: Any, *args: Any) -> list[Any]:
-    return TurnGroup.run(size, lambda group: case(group, *args), table_bytes=num_bytes)
+    return TurnGroup.run(size, lambda group: case(group, *args), table=num_bytes)
 
 
 def few(setting: training.Setting, size: int) -> int:

@@ -108,7 +108,7 @@ def run(
         ranks = ThreadGroup.run(size, lambda group: train(group, parts, epochs, watch), 3600.0)
         return {**watch.found, **ranks[0]}
     if warm:
-        TurnGroup.run(size, lambda group: train(group, parts, 1, None), table_bytes=1 << 40)
+        TurnGroup.run(size, lambda group: train(group, parts, 1, None), table=1 << 40)
     gc.collect()
     with Spill(spill, memory or int(anonymous_mb() * (1 << 20)) + room) as file:
 
@@ -116,8 +116,8 @@ def run(
             with file.following(group):
                 return train(group, parts, epochs, watch)
 
-        most = file.table_bytes if table is None else table
-        ranks = TurnGroup.run(size, rank, between=[file], table_bytes=most)
+        rows = file if table is None else table
+        ranks = TurnGroup.run(size, rank, between=[file], table=rows)
     return {**watch.found, **ranks[0], "moved": file.read_bytes + file.written_bytes}
 
 

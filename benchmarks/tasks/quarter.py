@@ -168,9 +168,7 @@ def main(parts: str, name: str = "", folder: str = "", memory: str = "") -> None
                 with spill.following(group):
                     return train(sar.load_partition_data(parts), name)
 
-            told["found"] = TurnGroup.run(
-                size, rank, between=[spill], table_bytes=spill.table_bytes
-            )
+            told["found"] = TurnGroup.run(size, rank, between=[spill], table=spill)
             told |= spill.summary()
     elif name:
         told["found"] = sar.run_parts(parts, train, (name,))

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
+from sar._private import prepare_optimizers
 from sar.cli.outputs import check_writable
 from sar.comm import Group, TurnGroup
 from sar.comm.meter import Meter
@@ -28,6 +29,7 @@ def work_in_turns(args: argparse.Namespace, work: Callable[..., None]) -> None:
     """Do ``work(args, group, device)`` for each part of the partitions ``args.input``."""
     memory = None if args.memory is None else parse_bytes(args.memory, "--memory")
     size = read_book(args.input).num_parts
+    prepare_optimizers()
     shows = not getattr(args, "no_progress", False)
     with Spill(args.out_of_core, memory) as spill, TurnProgress(spill, size, shows) as progress:
 
@@ -37,7 +39,7 @@ def work_in_turns(args: argparse.Namespace, work: Callable[..., None]) -> None:
             with spill.following(group):
                 work(args, group, torch.device("cpu"))
 
-        TurnGroup.run(size, rank, between=[spill, progress], table_bytes=spill.table_bytes)
+        TurnGroup.run(size, rank, between=[spill, progress], table=spill)
 
 
 class TurnProgress:

@@ -34,6 +34,17 @@ class Between(Protocol):
         """The turn of ``rank`` ends at a collective; not where its function has ended."""
 
 
+class TableMemory(Protocol):
+    """Who has the memory that rows of all ranks lie in."""
+
+    def table_bytes(self, held: int, least: int) -> int:
+        """How many bytes of rows may be there now, beside ``held`` bytes of a rank; ``SarError``
+        where those are less than ``least``."""
+
+    def new_table(self, num_bytes: int) -> Tensor:
+        """Memory of no rank's, uint8 [num_bytes]."""
+
+
 class TurnGroup(ThreadGroup):
     """A rank of a group whose ranks take turns; made by :meth:`run`.
 
@@ -57,18 +68,19 @@ class TurnGroup(ThreadGroup):
         fn: Callable[[Group], Any],
         timeout: float = math.inf,
         between: Sequence[Between] = (),
-        table_bytes: int | None = None,
+        table: int | TableMemory | None = None,
     ) -> list[Any]:
         """Run ``fn(group)`` on ``size`` threads, one at a time; the results in rank order.
 
         The first exception (not its consequences on other ranks) is raised again. After an
         interrupt each rank ends at its next collective. ``timeout`` has no meaning here. Sums
-        over edges are read from a :class:`Table` of ``table_bytes``, if there are any.
+        over edges are read from a :class:`Table` of so many bytes, if any, or in that memory.
         """
+        memory = _Bytes(table) if isinstance(table, int) else table
 
         def body(group: Any) -> Any:
-            if table_bytes is not None:
-                group.table = Table(group, table_bytes)
+            if memory is not None:
+                group.table = Table(group, memory)
             return fn(group)
 
         with RandomStates() as states:
@@ -93,35 +105,26 @@ class TurnGroup(ThreadGroup):
 class Table:
     """Rows of all ranks, in memory of their process: each writes its own and reads everybody's.
 
-    Args:
-        num_bytes: of all rows, and of what a rank holds while it reads them, at most. Memory is
-            taken when rows need it.
+    Memory is taken when rows need it, and given back when they are to take less.
     """
 
-    def __init__(self, group: TurnGroup, num_bytes: int) -> None:
-        self._group, self._num_bytes = group, num_bytes
+    def __init__(self, group: TurnGroup, memory: TableMemory) -> None:
+        self._group, self._memory = group, memory
         self._read_at: int | None = None  # meetings until rows could be read
-        self._num_kept = self._kept_bytes = 0
+        self._num_asked = self._num_kept = 0
 
     def columns(self, num_rows: int, width: int, dtype: torch.dtype, together: int = 1) -> int:
-        """How many of ``width`` columns to publish at a time: equal blocks, as few as may be. Each
-        is of ``together`` numbers a row. ``SarError`` where not even one fits."""
-        least = self.least(num_rows, width, dtype, together)
-        if least > self._num_bytes:
-            raise SarError(
-                f"memory: got {self._num_bytes:,} bytes for a table of rows and a part's own, "
-                f"expected at least {least:,}, {least - self._num_bytes:,} more, "
-                f"for {together} columns of {num_rows:,} rows, or a graph of more parts"
-            )
+        """How many of ``width`` columns to publish at a time: equal blocks, as few as may be now.
+        Each is of ``together`` numbers a row. Called by all ranks, of which the first decides;
+        ``SarError`` where not even one fits."""
         column = max(1, num_rows * together * dtype.itemsize)
-        fit = 1 + (self._num_bytes - least) // column
-        return math.ceil(width / math.ceil(width / fit)) if width else 1
-
-    def least(self, num_rows: int, width: int, dtype: torch.dtype, together: int = 1) -> int:
-        """Bytes that :meth:`columns` needs for one column."""
-        column = max(1, num_rows * together * dtype.itemsize)
-        held = _HELD * width * column // self._group.size + self._kept_bytes
-        return held + column
+        held = _HELD * width * column // self._group.size
+        self._num_asked += 1
+        asked, room = self._group.shared.get("room of the table", (0, 0))
+        if asked != self._num_asked:
+            room = self._memory.table_bytes(held, column)
+            self._group.shared["room of the table"] = self._num_asked, room
+        return math.ceil(width / math.ceil(width / (room // column))) if width else 1
 
     def wait(self) -> None:
         """Return when all have read what was published last; collective if anything was, unless
@@ -145,10 +148,9 @@ class Table:
         shared, sizes = self._group.shared, [num_rows * width for width in widths]
         said = shared.setdefault("rows of the table", {})
         said[self._group.rank] = what, num_rows, *widths, dtype
-        size = sum(sizes) * dtype.itemsize
-        if len(shared.get("table", ())) < size:
-            shared["table"] = _memory(size)
-        parts = zip(shared["table"][:size].view(dtype).split(sizes), widths, strict=True)
+        self._have(sum(sizes) * dtype.itemsize)
+        memory = shared["table"][: sum(sizes) * dtype.itemsize].view(dtype)
+        parts = zip(memory.split(sizes), widths, strict=True)
         tables = [part.view(num_rows, width) for part, width in parts]
         for table in tables:
             mine = rows.pop(0)
@@ -161,6 +163,14 @@ class Table:
             raise CommError(f"ranks sum different rows ({each}); do they run the same layers?")
         return tables
 
+    def _have(self, size: int) -> None:
+        """A table of ``size`` bytes, or of more where there is room; nobody reads the last one."""
+        shared = self._group.shared
+        _, room = shared.get("room of the table", (0, 0))
+        if not size <= len(shared.get("table", ())) <= max(size, room):
+            shared.pop("table", None)
+            shared["table"] = self._memory.new_table(size)
+
     def own(self, like: Tensor, first: int, num_rows: int) -> Tensor:
         """The rows that this rank published last, as the only tensor; of the shape and dtype of
         ``like``."""
@@ -170,7 +180,7 @@ class Table:
 
     def keep(self, values: Tensor, first: int, num_rows: int) -> Tensor:
         """The values of all ranks, [num_rows], in memory once, while a rank has them; ``values``
-        are this rank's, from ``first`` on. The table has so much less. Collective."""
+        are this rank's, from ``first`` on. Collective."""
         known = self._group.shared.setdefault("kept", WeakValueDictionary())
         self._num_kept += 1
         kept = known.get(self._num_kept)
@@ -178,9 +188,26 @@ class Table:
             kept = _memory(num_rows * values.element_size()).view(values.dtype)
             known[self._num_kept] = kept
         kept[first : first + len(values)] = values
-        self._kept_bytes += kept.nbytes
         self._group.turn()
         return kept
+
+
+class _Bytes:
+    """A :class:`TableMemory` of so many bytes, for the table and a rank."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self.num_bytes = num_bytes
+
+    def table_bytes(self, held: int, least: int) -> int:
+        if held + least > self.num_bytes:
+            raise SarError(
+                f"memory: got {self.num_bytes:,} bytes for a table of rows and a part's own, "
+                f"expected at least {held + least:,}, or a graph of more parts"
+            )
+        return self.num_bytes - held
+
+    def new_table(self, num_bytes: int) -> Tensor:
+        return _memory(num_bytes)
 
 
 def _memory(size: int) -> Tensor:

@@ -11,7 +11,7 @@ are not negative and uses vector units. After editing :mod:`sar.kernels.jit`, re
 
 import numpy as np
 
-from sar.kernels.jit import exp, inlined, keep_factor, kernel, prefetch_row
+from sar.kernels.jit import exp, inlined, keep_factor, kernel, ordered_kernel, prefetch_row
 
 ADDITIVE, MIXED, DOT = 0, 1, 2
 CHUNK = 32  # edges whose scores are taken together
@@ -55,11 +55,18 @@ def _absorb(p, flat, count, i, largest, total, sums, heads, width):
             for k in range(count):
                 p[k, h] -= top
     _exp_all(flat, count * np.int64(heads))
+    _add_totals(p, count, i, total, heads)
+
+
+@ordered_kernel
+def _add_totals(p, count, i, total, heads):
+    """total_i += sums over a chunk's edges, in one order for any number of heads: numbers of a
+    single head lie side by side, and would be summed as vectors."""
     for h in range(heads):
-        subtotal = p.dtype.type(0)
-        for k in range(count):
-            subtotal += p[k, h]
-        total[i, h] += subtotal
+        even = odd = p.dtype.type(0)
+        for k in range(0, count - 1, 2):
+            even, odd = even + p[k, h], odd + p[k + 1, h]
+        total[i, h] += even + odd + (p[count - 1, h] if count % 2 else p.dtype.type(0))
 
 
 @inlined

@@ -14,7 +14,8 @@ import mmap
 import os
 import sys
 import weakref
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -128,6 +129,15 @@ def extent(tensor: Tensor) -> int:
     return (sum((size - 1) * step for size, step in steps) + 1) * tensor.element_size()
 
 
+def tensors_in(values: Collection[Any]) -> Iterator[Tensor]:
+    """Those of arguments or results, lists looked through."""
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from tensors_in(value)
+
+
 def is_mapped(storage: UntypedStorage) -> bool:
     """Whether a storage lies in a buffer of glibc's that has a map of its own, which ends with it.
     Other storages than the allocator's, of files or numpy's arrays, cannot be resized."""
@@ -169,6 +179,14 @@ class Staged(NamedTuple):
 
     def drop(self) -> None:
         system().unmap(self.at, self.size)
+
+
+def drop_read(coming: Future[Staged | None]) -> None:
+    """Let go of what is read by another thread, or was."""
+    if coming.cancel() or coming.exception() is not None:
+        return
+    if (staged := coming.result()) is not None:
+        staged.drop()
 
 
 class SpillFile(PageFile):

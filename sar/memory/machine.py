@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import mmap
 import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Protocol
 from weakref import WeakSet
 
+from sar.errors import SarError
+from sar.files import locked_folder
+
+_FOLDER = "sar-out-of-core"
 _IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs")
 
 
@@ -45,6 +51,27 @@ def check_folder(folder: Path, name: str = "directory") -> None:
         raise ValueError(
             f"{name}: {os.fspath(folder)!r} is in memory ({kind}), expected a folder on a disk"
         )
+
+
+@contextmanager
+def folder_of_a_run(parent: Path) -> Iterator[Path]:
+    """A folder in ``parent``, on a disk, which no other run has meanwhile, for its file."""
+    check_folder(parent)
+    with ExitStack() as opened:
+        try:
+            parent.mkdir(parents=True, exist_ok=True)
+            folder = opened.enter_context(locked_folder(parent / _FOLDER))
+        except BlockingIOError as error:
+            raise SarError(
+                f"directory: {os.fspath(parent)!r} is in use by another run; expected a folder of "
+                "this run's own"
+            ) from error
+        except OSError as error:
+            raise SarError(
+                f"directory: got {os.fspath(parent)!r}, where no file can be made: "
+                f"{error.strerror}; expected a folder that this process may write"
+            ) from error
+        yield folder
 
 
 def _file_system(device: int) -> str:

@@ -8,6 +8,7 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from sar import expect
+from sar._private import prepare_optimizers
 from sar.comm import Group, has_group
 from sar.comm.environment import memory_left
 from sar.comm.turns import TurnGroup
@@ -67,6 +68,7 @@ def run_parts(
     _check(function, args, directory, memory)
     size = read_book(path).num_parts
     most = None if memory is None else parse_bytes(memory, "memory")
+    prepare_optimizers()
     with nullcontext() if directory is None else Spill(directory, most) as spill:
 
         def rank(group: Group) -> Any:
@@ -74,8 +76,8 @@ def run_parts(
                 return function(load_partition_data(path), *args)
 
         if spill is None:
-            return TurnGroup.run(size, rank, table_bytes=int(min(memory_left(), _MANY)) // 2)
-        results = TurnGroup.run(size, rank, between=[spill], table_bytes=spill.table_bytes)
+            return TurnGroup.run(size, rank, table=int(min(memory_left(), _MANY)) // 2)
+        results = TurnGroup.run(size, rank, between=[spill], table=spill)
         say(summary_text(spill.summary()))
         return results
 

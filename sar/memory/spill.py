@@ -11,12 +11,13 @@ from __future__ import annotations
 import gc
 import os
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, UntypedStorage
 
 from sar._private import storage_id, watched
@@ -24,35 +25,36 @@ from sar.comm import Group
 from sar.comm.environment import memory_left
 from sar.comm.meter import Meter
 from sar.errors import SarError
-from sar.files import locked_folder
 from sar.kernels.jit import reading
 from sar.memory.blocks import (
     Block,
     SpillFile,
     Staged,
+    drop_read,
     extent,
     free_chunks,
     is_mapped,
     is_plain,
     map_buffers_from,
     take_free_chunks,
+    tensors_in,
 )
-from sar.memory.machine import anonymous_bytes, check_folder, mind_forks
+from sar.memory.machine import anonymous_bytes, folder_of_a_run, mind_forks
 
 LEAST_BYTES = 1 << 18  # smaller tensors stay
-_LEAST_ROOM = 32 << 20  # bytes for blocks; less is not worth a try
+_NOBODY = -1  # in place of a rank
 _MOST_AHEAD = 4  # a part of what there is, for what the next rank will need
 _OFTEN = 64  # operators
 _NO_LIMIT = 1 << 50
-_FOLDER = "sar-out-of-core"
 
 
 class Spill:
     """Keeps a process of ranks in turns within ``memory``, with a file in ``directory``.
 
-    A :class:`sar.comm.turns.Between`, and a context that has the file. Blocks leave in the order in
-    which they are needed again, the latest first: those of the ranks that had their turn in this
-    pass, then of those to come, then the rank's own that it has not used for longest.
+    A :class:`sar.comm.turns.Between` and a ``TableMemory``, and a context that has the file. Blocks
+    leave in the order in which they are needed again, the latest first: those of the ranks that had
+    their turn in this pass, then of those to come, then the rank's own that it has not used for
+    longest, and the table at the very last: what an operator once had decides how large it may be.
 
     Args:
         directory: a folder on a disk, made if need be.
@@ -78,7 +80,9 @@ class Spill:
         self._coming = dict[Block, Future[Staged | None]]()
         self._resident = self._time = 0  # bytes of blocks in memory; operators so far
         self._living = 0  # bytes of all blocks
-        self._rank, self._later = 0, list[int]()
+        self._spare = 32 << 20  # bytes of others that may come: compiled loops, small tensors
+        self._at_once = self._needed = 0  # bytes of blocks of the operator at hand; of any, at most
+        self._rank, self._later, self._is_apart = 0, list[int](), False
         self._meters = dict[int, Meter]()
         self._touched, self._through = set[int](), list[Block]()
         self.kept = Counter[str]()
@@ -87,27 +91,14 @@ class Spill:
         self._process = os.getpid()
 
     def __enter__(self) -> Spill:
-        check_folder(self._parent)
         map_buffers_from(self._least)
         with ExitStack() as opened:
-            try:
-                self._parent.mkdir(parents=True, exist_ok=True)
-                folder = opened.enter_context(locked_folder(self._parent / _FOLDER))
-            except BlockingIOError as error:
-                raise SarError(
-                    f"directory: {os.fspath(self._parent)!r} is in use by another run; expected a "
-                    "folder of this run's own"
-                ) from error
-            except OSError as error:
-                raise SarError(
-                    f"directory: got {os.fspath(self._parent)!r}, where no file can be made: "
-                    f"{error.strerror}; expected a folder that this process may write"
-                ) from error
+            folder = opened.enter_context(folder_of_a_run(self._parent))
             self._file = SpillFile(folder)
             opened.callback(self._file.close)
             now = anonymous_bytes()
             self._most = self._memory or now + int(min(memory_left(), _NO_LIMIT)) // 2
-            self._limit = self._room = self._most - now
+            self._limit = self._most - now
             if self._limit <= 0:
                 raise self._too_little(0)
             self._reader = ThreadPoolExecutor(1, "sar-read-ahead")
@@ -128,11 +119,6 @@ class Spill:
                 for block in list(self._blocks.values()):
                     if block.is_out and block.is_at(block.storage()):
                         block.move_in(self._fetch(block))
-
-    @property
-    def table_bytes(self) -> int:
-        """Of the table that sums are read from, and what a rank holds beside it."""
-        return self._room
 
     @property
     def read_bytes(self) -> int:
@@ -167,6 +153,24 @@ class Spill:
             finally:
                 reading.told = None
 
+    def table_bytes(self, held: int, least: int) -> int:
+        self._measure()
+        if self._limit < self._needed + least:
+            raise self._too_little(self._needed + least, more=held)
+        return max(least, self._limit - max(held, self._needed) - self._spare)
+
+    def new_table(self, num_bytes: int) -> Tensor:
+        """See :class:`sar.comm.turns.TableMemory`; it is taken now, so that room is left for it."""
+        self._time += 1
+        self._make_room(num_bytes)
+        self._is_apart = True  # from the operators that all ranks call, which are counted
+        try:
+            rows = torch.empty(num_bytes, dtype=torch.uint8)
+            self._follow(storage_id(rows), rows.untyped_storage(), "the table", _NOBODY)
+            return rows.zero_()
+        finally:
+            self._is_apart = False
+
     def begin(self, rank: int, following: Sequence[int]) -> None:
         self._rank, self._later = rank, [one for one in following if one != rank]
         self._touched.clear()
@@ -175,11 +179,7 @@ class Spill:
 
     def _measure(self) -> None:
         """How many bytes of blocks fit beside what else there is."""
-        self._limit = self._most - self._others(self._resident + self._ahead)
-
-    def _others(self, used: int) -> int:
-        """Bytes of the process that are not ``used`` for blocks."""
-        return max(0, anonymous_bytes() - used)
+        self._limit = self._most - max(0, anonymous_bytes() - self._resident - self._ahead)
 
     def end(self, rank: int) -> None:
         self._bury()
@@ -189,14 +189,15 @@ class Spill:
         if self._living > self.kept.total():
             self.kept = Counter[str]()
             for block in list(self._blocks.values()):
-                self.kept[block.maker] += block.nbytes
+                if block.rank != _NOBODY:
+                    self.kept[block.maker] += block.nbytes
 
     # What operators read and make.
 
     def _run(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
-        given = list(_tensors(args)) + list(_tensors(kwargs.values()))
-        if getattr(func, "is_view", False) or self._is_forked():
+        if getattr(func, "is_view", False) or self._is_apart or self._is_forked():
             return func(*args, **kwargs)
+        given = list(tensors_in(args)) + list(tensors_in(kwargs.values()))
         self._need(given)
         out = func(*args, **kwargs)
         self._note(str(func), out, given)
@@ -207,6 +208,7 @@ class Spill:
         if self._is_forked():
             return
         self._time += 1
+        self._at_once = 0
         self._bury()
         is_due = self._time % _OFTEN == 0  # a turn may be long, and arrays of numpy's come
         if is_due:
@@ -216,9 +218,10 @@ class Spill:
             block = self._find(tensor)
             if block is None:
                 continue
-            block.used = self._time
+            size = extent(tensor)
+            self._use(block, size)
             if block.is_out:
-                if block.read_through(tensor.data_ptr(), extent(tensor)):
+                if block.read_through(tensor.data_ptr(), size):
                     self._through.append(block)
                 elif block not in wanted:
                     wanted.append(block)
@@ -248,7 +251,7 @@ class Spill:
     def _note(self, maker: str, out: Any, given: Sequence[Tensor]) -> None:
         """Follow the storages that an operator has made."""
         known: set[int] | None = None
-        for tensor in _tensors(out if isinstance(out, (tuple, list)) else (out,)):
+        for tensor in tensors_in(out if isinstance(out, (tuple, list)) else (out,)):
             if not is_plain(tensor):
                 continue
             if known is None:
@@ -264,20 +267,30 @@ class Spill:
             elif storage.nbytes() >= self._least and storage.resizable():
                 self._taken += take_free_chunks(self._least)
 
-    def _follow(self, number: int, storage: UntypedStorage, maker: str) -> Block | None:
-        """Follow a storage, if it may leave memory."""
+    def _follow(
+        self, number: int, storage: UntypedStorage, maker: str, rank: int | None = None
+    ) -> Block | None:
+        """Follow a storage, if it may leave memory; of ``rank``, by default the one at work."""
         if not self._follows(storage):
             return None
         self._bury()
-        self._serials[self._rank] += not maker
-        serial = self._serials[self._rank]
+        rank = self._rank if rank is None else rank
+        self._serials[rank] += not maker or rank == _NOBODY
+        serial = self._serials[rank]
         maker = f"{' '.join(self._meters[self._rank].at_work)}: {maker}".strip(": ")
-        block = Block(storage, number, self._rank, serial, maker, self._gone.append)
-        block.used = self._time
-        self._blocks[number] = self._of[self._rank][serial] = block
+        block = Block(storage, number, rank, serial, maker, self._gone.append)
+        self._use(block, block.size)
+        self._blocks[number] = self._of[rank][serial] = block
         self._resident += block.size
-        self._living += block.nbytes
+        self._living += block.nbytes * (rank != _NOBODY)
         return block
+
+    def _use(self, block: Block, size: int) -> None:
+        """The operator at hand has ``size`` bytes of a block."""
+        if block.used != self._time and block.rank != _NOBODY:
+            self._at_once += size
+            self._needed = max(self._needed, self._at_once)
+        block.used = self._time
 
     def _follows(self, storage: UntypedStorage) -> bool:
         """Whether a new storage may leave memory."""
@@ -299,7 +312,10 @@ class Spill:
                 short -= self._let_go(rank, short)
                 if short <= 0:
                     return
-            raise self._too_little(self._limit + short)
+            short -= self._drop_coming(besides=self._time)
+            short -= self._let_go(_NOBODY, short)
+            if short > 0:  # what follows may need as much again, as in backward
+                raise self._too_little(self._limit + short, more=self._limit + short)
 
     @property
     def _ahead(self) -> int:
@@ -322,9 +338,10 @@ class Spill:
             done += block.size
         return done
 
-    def _too_little(self, needed: int) -> SarError:
-        """Blocks need so many bytes now; what follows may need as much again, as in backward."""
-        least = self._most - self._limit + max(2 * needed, _LEAST_ROOM)
+    def _too_little(self, needed: int, more: int = 0) -> SarError:
+        """Blocks need so many bytes now, and ``more`` later; others may come, some of each part."""
+        more += self._spare + 4 * self._least * len(self._meters)
+        least = self._most - self._limit + needed + more
         return SarError(
             f"memory: got {self._most:,} bytes, and part {self._rank} needs more at this point; "
             f"expected at least {least:,}, or a graph of more parts"
@@ -338,7 +355,8 @@ class Spill:
         if block is None or not block.is_out or block in self._coming:
             return
         ahead = self._ahead + block.size
-        if ahead > self._limit // _MOST_AHEAD or self._resident + ahead > self._limit:
+        table = sum(one.size for one in self._of[_NOBODY].values() if not one.is_out)
+        if ahead > (self._limit - table) // _MOST_AHEAD or self._resident + ahead > self._limit:
             return
         self._coming[block] = self._reader.submit(block.read, self._file)
 
@@ -362,10 +380,10 @@ class Spill:
             if self._blocks.get(block.number) is block:
                 del self._blocks[block.number]
             self._resident -= 0 if block.is_out else block.size
-            self._living -= block.nbytes
+            self._living -= block.nbytes * (block.rank != _NOBODY)
             coming = self._coming.pop(block, None)
             if coming is not None:
-                _drop(coming)
+                drop_read(coming)
             block.give_back(self._file)
 
     def before_fork(self) -> None:
@@ -373,21 +391,9 @@ class Spill:
         for block in list(self._blocks.values()):
             block.keep_place()
 
-    def _drop_coming(self) -> None:
-        while self._coming:
-            _drop(self._coming.popitem()[1])
-
-
-def _drop(coming: Future[Staged | None]) -> None:
-    if coming.cancel() or coming.exception() is not None:
-        return
-    if (staged := coming.result()) is not None:
-        staged.drop()
-
-
-def _tensors(values: Collection[Any]) -> Iterator[Tensor]:
-    for value in values:
-        if isinstance(value, Tensor):
-            yield value
-        elif isinstance(value, (list, tuple)):
-            yield from _tensors(value)
+    def _drop_coming(self, besides: int = -1) -> int:
+        """Read nothing ahead ``besides`` what is used then; returns the bytes."""
+        dropped = [block for block in self._coming if block.used != besides]
+        for block in dropped:
+            drop_read(self._coming.pop(block))
+        return sum(block.size for block in dropped)

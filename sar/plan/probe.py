@@ -114,8 +114,7 @@ class Costs:
     @property
     def exchanges(self) -> list[SetBytes]:
         """The bytes of rows by the relations that they are of; none named where there is one."""
-        whole = SetBytes([], self.pulled_bytes, self.summed_bytes, self.turned_bytes)
-        return self.sets or [whole]
+        return self.sets or [SetBytes([], self.pulled_bytes, self.summed_bytes, self.turned_bytes)]
 
 
 def measure_costs(work: Work, threads: int = 1, *, seconds: bool = True) -> Costs:
@@ -191,7 +190,8 @@ class Probed:
     def step(self) -> None:
         """Train an epoch as the trainer does."""
         self.model.train()
-        loss = F.cross_entropy(self.call(self.model, self.graph, self.x), self.y)
+        out = self.call(self.model, self.graph, self.x)
+        loss = sar.global_mean(F.cross_entropy(out, self.y, reduction="none"))
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         self.update()

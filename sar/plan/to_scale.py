@@ -24,18 +24,15 @@ class SpillToScale(Spill):
 
     Args:
         fixed: bytes of tensors that do not grow, such as parameters.
-        later: bytes that the process takes after the table was told how large it may be.
 
     Attributes:
         peak: bytes at the most. lacked: which would have been enough for what did not fit.
         shared: what all ranks share, the table.
     """
 
-    def __init__(
-        self, folder: Path, room: int, scale: float, fixed: set[int], later: int = 0
-    ) -> None:
+    def __init__(self, folder: Path, room: int, scale: float, fixed: set[int]) -> None:
         super().__init__(folder, NO_LIMIT, max(PAGE, round(LEAST_BYTES / scale)))
-        self._given, self._fixed, self.later = room, fixed, later
+        self._given, self._fixed, self._spare = room, fixed, round(self._spare / scale)
         self._small, self._apart = dict[int, int](), set[int]()
         self.peak = self.lacked = 0
         self.shared = dict[Any, Any]()
@@ -43,7 +40,6 @@ class SpillToScale(Spill):
     def __enter__(self) -> SpillToScale:
         super().__enter__()
         self._most = self._limit = self._given
-        self._room = self._given + self.later
         return self
 
     @property
@@ -58,25 +54,29 @@ class SpillToScale(Spill):
         yield
         self._apart.discard(rank)
 
-    def _others(self, used: int) -> int:
-        table = [self.shared["table"]] if "table" in self.shared else []
-        kept = list(self.shared.get("kept", {}).values())
-        return sum(map(_touched, table + kept)) + sum(self._small.values())
+    def _measure(self) -> None:
+        self._limit = self._most - self._others()
 
-    def _follow(self, number: int, storage: UntypedStorage, maker: str) -> Block | None:
+    def _others(self) -> int:
+        kept = list(self.shared.get("kept", {}).values())
+        return sum(map(_touched, kept)) + sum(self._small.values())
+
+    def _follow(
+        self, number: int, storage: UntypedStorage, maker: str, rank: int | None = None
+    ) -> Block | None:
         size = storage.nbytes()
-        if self._rank in self._apart or size in self._fixed:
+        if rank is None and (self._rank in self._apart or size in self._fixed):
             return None
-        block = super()._follow(number, storage, maker)
+        block = super()._follow(number, storage, maker, rank)
         if block is None and 0 < size < self._least and number not in self._small:
             self._small[number] = size
             weakref.finalize(storage, self._small.pop, number, None)
-        self.peak = max(self.peak, self._resident + self._ahead + self._others(0))
+        self.peak = max(self.peak, self._resident + self._ahead + self._others())
         return block
 
-    def _too_little(self, needed: int) -> SarError:
+    def _too_little(self, needed: int, more: int = 0) -> SarError:
         self.lacked = self._most - self._limit + needed
-        return super()._too_little(needed)
+        return super()._too_little(needed, more)
 
 
 def _touched(rows: torch.Tensor) -> int:
@@ -87,16 +87,13 @@ def _touched(rows: torch.Tensor) -> int:
 
 
 class SeenTable(Table):
-    """Remembers the blocks of columns in ``blocks``, and what was too little."""
+    """Remembers the blocks of columns in ``blocks``."""
 
     def __init__(self, group: Any, spill: SpillToScale, blocks: list[tuple[int, int]]) -> None:
-        super().__init__(group, spill.table_bytes)
-        self._spill, self._blocks = spill, blocks
+        super().__init__(group, spill)
+        self._blocks = blocks
 
     def columns(self, num_rows: int, width: int, dtype: torch.dtype, together: int = 1) -> int:
-        least = self.least(num_rows, width, dtype, together)
-        if least > self._spill.table_bytes:
-            self._spill.lacked = least - self._spill.later
         found = super().columns(num_rows, width, dtype, together)
         self._blocks.append((width, -(-width // found)))
         return found

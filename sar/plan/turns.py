@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from sar._private import prepare_optimizers
 from sar.comm import Group, TurnGroup
 from sar.comm.meter import Work as Exchange
 from sar.comm.turns import Between
@@ -121,7 +120,6 @@ class Model:
 
     Args:
         folder: on a disk, made if need be. scratch: for the model's graphs.
-        cold: bytes of a process that has compiled nothing yet; by default the run's has, too.
 
     Attributes:
         process: bytes of the process that do not grow with the graph.
@@ -129,9 +127,8 @@ class Model:
     """
 
     def __init__(
-        self, work: Work, parts: int, nodes: int, edges: int, folder: Path, scratch: Path,
-        cold: int | None = None,
-    ) -> None:  # fmt: skip
+        self, work: Work, parts: int, nodes: int, edges: int, folder: Path, scratch: Path
+    ) -> None:
         self._work, self._parts, self._folder, self._fixed = work, parts, folder, set[int]()
         self.scale = max(1.0, nodes / parts / _NODES)
 
@@ -145,7 +142,6 @@ class Model:
             with SpillToScale(folder, NO_LIMIT, 1, set()) as spill:
                 self._train(path, spill, [ends])
         self.process = round(median(ends.bytes[len(ends.bytes) // 2 :]))  # parameters are there
-        self._later = 0 if cold is None else max(0, self.process - cold)
         self._path = graph(round(nodes / self.scale))
 
     def within(self, memory: int) -> Turns | None:
@@ -166,8 +162,7 @@ class Model:
         """Training within ``memory`` bytes, or how many would have done so far."""
         gc.collect()
         room = max(0, round((memory - self.process) / self.scale))
-        later = round(self._later / self.scale)
-        spill = SpillToScale(self._folder, room, self.scale, self._fixed, later)
+        spill = SpillToScale(self._folder, room, self.scale, self._fixed)
         try:
             with spill:
                 found = self._train(self._path, spill)
@@ -217,11 +212,9 @@ def _found(model: Model, memory: int | None, only: bool) -> list[Turns]:
 if __name__ == "__main__":
     request = asked()
     torch.set_num_threads(request["threads"])
-    prepare_optimizers()  # as a command's process does before it trains
-    cold = anonymous_bytes()
     with scratch_folder() as scratch:
         parts, nodes, edges = request["size"]
         folder = Path(request["folder"])
-        model = Model(request["work"], parts, nodes, edges, folder, scratch, cold)
+        model = Model(request["work"], parts, nodes, edges, folder, scratch)
         settings = [asdict(one) for one in _found(model, request["memory"], request["only"])]
     sys.stdout.write(f"\n{json.dumps({'settings': settings})}\n")
