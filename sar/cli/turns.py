@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from sar._private import prepare_optimizers
 from sar.cli.outputs import check_writable
 from sar.comm import Group, TurnGroup
 from sar.comm.meter import Meter
@@ -29,7 +28,6 @@ def work_in_turns(args: argparse.Namespace, work: Callable[..., None]) -> None:
     """Do ``work(args, group, device)`` for each part of the partitions ``args.input``."""
     memory = None if args.memory is None else parse_bytes(args.memory, "--memory")
     size = read_book(args.input).num_parts
-    prepare_optimizers()
     shows = not getattr(args, "no_progress", False)
     with Spill(args.out_of_core, memory) as spill, TurnProgress(spill, size, shows) as progress:
 

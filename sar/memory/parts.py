@@ -8,7 +8,6 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from sar import expect
-from sar._private import prepare_optimizers
 from sar.comm import Group, has_group
 from sar.comm.environment import memory_left
 from sar.comm.turns import TurnGroup
@@ -68,7 +67,6 @@ def run_parts(
     _check(function, args, directory, memory)
     size = read_book(path).num_parts
     most = None if memory is None else parse_bytes(memory, "memory")
-    prepare_optimizers()
     with nullcontext() if directory is None else Spill(directory, most) as spill:
 
         def rank(group: Group) -> Any:

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, UntypedStorage
 
-from sar._private import storage_id, watched
+from sar._private import prepare_optimizers, storage_id, watched
 from sar.comm import Group
 from sar.comm.environment import memory_left
 from sar.comm.meter import Meter
@@ -96,6 +96,7 @@ class Spill:
             folder = opened.enter_context(folder_of_a_run(self._parent))
             self._file = SpillFile(folder)
             opened.callback(self._file.close)
+            prepare_optimizers()  # or the first optimizer would take 70 MB that are not counted
             now = anonymous_bytes()
             self._most = self._memory or now + int(min(memory_left(), _NO_LIMIT)) // 2
             self._limit = self._most - now
