@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from harness.pool import WorkerPool
-from harness.threads import run_threads
 from sar.__main__ import read_words
 from sar.cli.train import make_trainer
+from sar.comm import TurnGroup
 
 CPU = torch.device("cpu")
 
@@ -39,10 +39,10 @@ def launch_on(processes: WorkerPool) -> Callable[[str, Namespace, int], None]:
 
 
 def on_threads(size: int, command: str, *words: object) -> None:
-    """A command on ranks that are threads of this process."""
+    """A command on ranks that are threads of this process, in turns: each draws its own numbers."""
     args = read_words([command, *map(str, words)])
     work = importlib.import_module(f"sar.cli.{command}").work
-    run_threads(size, lambda group: work(args, group, CPU))
+    TurnGroup.run(size, lambda group: work(args, group, CPU))
 
 
 def trainer_of(group: Any, *words: str) -> Any:
