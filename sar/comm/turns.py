@@ -322,7 +322,8 @@ class TurnRun(Run):
 
     def _wake(self) -> None:
         """Ranks whose wait will not end well may go on, and raise."""
-        self.ready.update(rank for rank, room in self.waiting.items() if room.lost())
+        waiting = [one for one in self.waiting.items() if one[0] not in self.ready]
+        self.ready.update(rank for rank, room in waiting if room.lost())  # which looks at threads
 
     def _pass_on(self) -> None:
         if not self.ready and self.waiting:
