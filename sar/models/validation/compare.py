@@ -12,8 +12,6 @@ from torch import Tensor
 
 from sar.partition.arrays import GraphArrays
 
-TOLERANCE = 1e-7  # of float64, in units of the largest number; ranks add in another order
-ROUGH = 1e-3  # where the model computes in narrower numbers itself
 _SMALL = 1e-3  # what is smaller in all its numbers counts as of this size
 
 
@@ -41,36 +39,39 @@ class Layout:
         known = [kind for one in (nodes, edges) for kind in (*one, *_together(one))]
         self.kinds = [kind for kind in known if kind.total]
 
-    def dim_of_rows(self, whole: Sequence[int], parts: Sequence[Sequence[int]]) -> list:
+    def dim_of_rows(
+        self, whole: Sequence[int], parts: Sequence[Sequence[int]]
+    ) -> list[tuple[int, Kind]]:
         """(dimension, kind) by which tensors of these shapes may be rows of one kind."""
-        if any(len(part) != len(whole) for part in parts):
-            return []
-        return [
-            (dim, kind)
-            for dim, size in enumerate(whole)
-            for kind in self.kinds
-            if kind.total == size
-            and all(part[dim] == one.count for part, one in zip(parts, kind.pieces, strict=True))
-            and all(_without(part, dim) == _without(whole, dim) for part in parts)
-        ]
+
+        def are_rows(dim: int, kind: Kind) -> bool:
+            wanted = [[*whole[:dim], one.count, *whole[dim + 1 :]] for one in kind.pieces]
+            return kind.total == whole[dim] and wanted == [list(part) for part in parts]
+
+        pairs = ((dim, kind) for dim in range(len(whole)) for kind in self.kinds)
+        return [pair for pair in pairs if are_rows(*pair)]
 
     def difference(
-        self, whole: Tensor, parts: Sequence[Tensor], scale: float = 0, *, strict: bool = False
-    ) -> float | None:
+        self, whole: Tensor, parts: Sequence[Tensor], scale: float = 0, *,
+        strict: bool = False, shares: bool = False,
+    ) -> float | None:  # fmt: skip
         """The largest difference over the largest number of ``whole`` (or ``scale``, if larger);
         ``None`` where it cannot be said which rows of ``parts`` are which.
 
         Of whole numbers it is the share that differs. Tensors may be rows of nodes or edges by any
         dimension, the same on all ranks, or rows in an order that is not known. ``strict``: what
-        may be rows of nodes or edges, is.
+        may be rows of nodes or edges, is. ``shares``: one number may be the sum of the ranks'.
         """
         shapes = [part.shape for part in parts]
+        are_alike = all(shape == whole.shape for shape in shapes)
         found = [
             apart(whole, _joined(whole, parts, dim, kind), scale)
             for dim, kind in self.dim_of_rows(whole.shape, shapes)
         ]
-        if all(shape == whole.shape for shape in shapes) and not (strict and found):
+        if are_alike and not (strict and found):
             found.append(max(apart(whole, part, scale) for part in parts))
+        if are_alike and shares and whole.numel() == 1:
+            found.append(apart(whole, torch.stack(list(parts)).sum(0).to(whole.dtype), scale))
         if not found and _fit_together(whole, parts):
             found.append(apart(_sorted(whole), _sorted(torch.cat(list(parts))), scale))
         return min(found, default=None)
@@ -93,21 +94,17 @@ def _starts(counts: Iterable[int]) -> list[int]:
     return list(accumulate(counts, initial=0))
 
 
-def layout_of(graph: GraphArrays, parts: np.ndarray, count: int) -> Layout:
+def layout_of(graph: GraphArrays, parts: np.ndarray) -> Layout:
     """Which nodes and edges each rank has, in the order in which it has them."""
 
     def kind(owner: Tensor) -> Kind:
-        found = [(owner == rank).nonzero()[:, 0] for rank in range(count)]
+        found = [(owner == rank).nonzero()[:, 0] for rank in range(int(parts.max()) + 1)]
         return Kind(len(owner), tuple(Piece(len(i), torch.arange(len(i)), i) for i in found))
 
     all_owners = torch.from_numpy(np.asarray(parts, np.int64))
     owners = dict(zip(graph.num_nodes, all_owners.split([*graph.num_nodes.values()])))
     edges = [kind(owners[etype[2]][dst]) for etype, (_, dst) in graph.edges.items()]
     return Layout(list(map(kind, owners.values())), edges)
-
-
-def _without(shape: Sequence[int], dim: int) -> list[int]:
-    return [size for place, size in enumerate(shape) if place != dim]
 
 
 def _joined(whole: Tensor, parts: Sequence[Tensor], dim: int, kind: Kind) -> Tensor:
@@ -119,10 +116,9 @@ def _joined(whole: Tensor, parts: Sequence[Tensor], dim: int, kind: Kind) -> Ten
 
 def _fit_together(whole: Tensor, parts: Sequence[Tensor]) -> bool:
     """Whether the ranks' rows, in any order, can be those of the whole."""
-    if whole.dim() == 0 or any(part.dim() == 0 for part in parts):
+    if whole.dim() == 0 or any(part.shape[1:] != whole.shape[1:] for part in parts):
         return False
-    same = all(part.shape[1:] == whole.shape[1:] for part in parts)
-    return same and sum(map(len, parts)) == len(whole)
+    return all(part.dim() for part in parts) and sum(map(len, parts)) == len(whole)
 
 
 def _sorted(rows: Tensor) -> Tensor:

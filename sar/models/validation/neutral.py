@@ -20,8 +20,6 @@ from sar.partition.arrays import ORIG_EID, ORIG_ID, GraphArrays
 
 _DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout",
              "feature_alpha_dropout")  # fmt: skip
-_MODULES = (Dropout, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout,
-            nn.FeatureAlphaDropout)  # fmt: skip
 
 
 def copied(model: nn.Module) -> nn.Module:
@@ -49,9 +47,9 @@ def _cast(dtype: torch.dtype, value: Any) -> Any:
 
 
 def without_dropout(model: nn.Module) -> nn.Module:
-    """``model`` whose layers drop nothing."""
+    """``model`` whose layers drop nothing, where :func:`no_dropout` does not reach."""
     for module in model.modules():
-        if isinstance(module, _MODULES):
+        if isinstance(module, (Dropout, nn.Dropout)):  # fused layers read it
             module.p = 0.0
         elif isinstance(module, (nn.RNNBase, nn.MultiheadAttention)):
             module.dropout = 0.0
@@ -74,14 +72,11 @@ def no_dropout() -> Iterator[None]:
 
     before = {name: getattr(F, name) for name in _DROPOUTS}
     made = {name: off(function) for name, function in before.items()}
-    for name, function in made.items():
-        setattr(F, name, function)
+    vars(F).update(made)
     try:
         yield
-    finally:
-        for name, function in made.items():
-            if getattr(F, name) is function:
-                setattr(F, name, before[name])
+    finally:  # but those that somebody has put in their places
+        vars(F).update({n: before[n] for n in _DROPOUTS if getattr(F, n) is made[n]})
 
 
 def arrays_in(graph: GraphArrays, dtype: torch.dtype) -> GraphArrays:

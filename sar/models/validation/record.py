@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,21 +26,20 @@ class Event:
 
     Attributes:
         module: its name in the model, ``""`` is the model.
-        number: how often it was called before.
+        number: how often it was called before. step: of training.
         inside: the module whose forward calls it.
         values: tensors among the arguments or results by place; ``None`` for what is no tensor, or
             stands for edges.
-        grads: of these, once there was a backward pass. blind: places of lazy tensors of edges,
-            whose gradients are not seen.
+        grads: of these, 0 where none flows; ``None`` where it is not seen, as of lazy tensors.
     """
 
     kind: str
     module: str
     number: int
+    step: int
     inside: str
     values: Values = field(default_factory=list)
     grads: Values = field(default_factory=list)
-    blind: set[int] = field(default_factory=set)
 
     @property
     def key(self) -> tuple[str, str, int]:
@@ -52,17 +52,15 @@ class Run:
 
     Attributes:
         events: calls of modules, and the results of the call, of all steps.
-        parameters: gradients by (step, name). rows: names of those that are rows of nodes.
-        inputs: gradients of columns of nodes by (step, type, name).
-        buffers: at the end, by name.
+        seeds: gradients that results were given, by step.
+        ends: what is left after a step by (step, what, name): gradients of parameters (``"sum"``
+            over the ranks) and of ``"rows"`` of nodes, at last the ``"buffer"``.
         error: what it ended with. open: modules whose forward runs, or has raised that.
     """
 
     events: list[Event] = field(default_factory=list)
-    parameters: dict[tuple[int, str], Tensor] = field(default_factory=dict)
-    rows: set[str] = field(default_factory=set)
-    inputs: dict[tuple[int, str, str], Tensor] = field(default_factory=dict)
-    buffers: dict[str, Tensor] = field(default_factory=dict)
+    seeds: dict[int, list[Tensor]] = field(default_factory=dict)
+    ends: dict[tuple[int, str, str], Tensor] = field(default_factory=dict)
     error: Exception | None = None
     open: list[str] = field(default_factory=lambda: [CALL])
 
@@ -76,7 +74,7 @@ class Run:
 
 
 class Recorder:
-    """Notes the calls of a model's modules in ``run``, while it is entered.
+    """Notes the calls of a model's modules in ``run``, while :meth:`noting` is entered.
 
     Args:
         skipped: modules that get no hooks, as fused layers would not be fused.
@@ -87,6 +85,7 @@ class Recorder:
     def __init__(self, run: Run, model: nn.Module, skipped: set[nn.Module], aliased: bool) -> None:
         self._run, self._model, self._skipped, self._aliased = run, model, skipped, aliased
         self._numbers: Counter[tuple[str, str]] = Counter()
+        self.step = 0
         self.hears = False  # gradients
 
     @contextmanager
@@ -111,38 +110,35 @@ class Recorder:
         stack = self._run.open
         if in_function() or name not in stack:
             return None
-        while stack[-1] != name:  # modules that raised what their caller caught
-            stack.pop()
+        while stack.pop() != name:  # modules that raised what their caller caught
+            pass
         noted = self.note("out", name, output)
-        stack.pop()
         return noted if self._aliased else None
 
     def note(self, kind: str, module: str, nest: Any) -> Any:
         """Note the tensors of ``nest``; returns it, with views in place of tensors if asked to."""
-        around = [one for one in self._run.open if kind == "in" or one != module]
-        event = Event(kind, module, self._numbers[kind, module], [CALL, *around][-1])
+        number, inside = self._numbers[kind, module], self._run.open[-1]
+        event = Event(kind, module, number, self.step, inside)
         self._numbers[kind, module] += 1
         self._run.events.append(event)
         return mapped(nest, partial(self._noted, event))
 
     def _noted(self, event: Event, leaf: Any) -> Any:
-        place = len(event.values)
-        event.values.append(value_of(leaf))
-        event.grads.append(None)
-        if isinstance(leaf, EdgeRows):
-            event.blind.add(place)
-        if not isinstance(leaf, Tensor) or not leaf.requires_grad or not is_plain(leaf):
+        value = _value_of(leaf)
+        total = None
+        if value is not None and value.is_floating_point() and is_plain(leaf):
+            total = torch.zeros_like(value)
+        event.values.append(value)
+        event.grads.append(total)
+        if total is None or not leaf.requires_grad:
             return leaf
-        if self._aliased:
-            leaf = leaf.view_as(leaf)
-
-        def add(grad: Tensor) -> None:
-            if self.hears:
-                before, grad = event.grads[place], grad.detach().clone()
-                event.grads[place] = grad if before is None else before + grad
-
-        leaf.register_hook(add)
+        leaf = leaf.view_as(leaf) if self._aliased else leaf
+        leaf.register_hook(lambda grad: self._hear(total, grad))
         return leaf
+
+    def _hear(self, total: Tensor, grad: Tensor) -> None:
+        if self.hears:
+            total += grad.detach()
 
 
 def is_plain(leaf: Any) -> bool:
@@ -150,7 +146,7 @@ def is_plain(leaf: Any) -> bool:
     return not isinstance(leaf, EdgeRows) and not hasattr(leaf, "is_structure")
 
 
-def value_of(leaf: Any) -> Tensor | None:
+def _value_of(leaf: Any) -> Tensor | None:
     """A copy of a tensor; that of a lazy one of edges is computed, by all ranks."""
     if not isinstance(leaf, Tensor) or hasattr(leaf, "is_structure"):
         return None
@@ -160,15 +156,13 @@ def value_of(leaf: Any) -> Tensor | None:
     return leaf.detach().clone() if leaf.layout == torch.strided else None
 
 
-def mapped(nest: Any, function: Any) -> Any:
+def mapped(nest: Any, function: Callable[[Any], Any]) -> Any:
     """The same nest of tuples, lists and dictionaries with ``function`` of each leaf, dictionaries
     in the order of their keys' names."""
     if isinstance(nest, dict):
-        made = {key: mapped(nest[key], function) for key in sorted(nest, key=str)}
-        try:
-            return type(nest)((key, made[key]) for key in nest)
-        except TypeError:  # a dictionary of another constructor
-            return made
+        made = copy.copy(nest)
+        made.update({key: mapped(nest[key], function) for key in sorted(nest, key=str)})
+        return made
     if isinstance(nest, tuple) and hasattr(nest, "_fields"):
         return type(nest)(*(mapped(one, function) for one in nest))
     if type(nest) in (list, tuple):

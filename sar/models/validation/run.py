@@ -28,7 +28,7 @@ from sar.partition.arrays import GraphArrays
 from sar.partition.write import write_partitions
 from sar.tracing.edge_rows import EdgeRows
 
-STEPS = 2  # the second asks for gradients of the input, and meets what the first has left behind
+_STEPS = 2  # the second asks for gradients of the input, and meets what the first has left behind
 _TIMEOUT = 30.0  # seconds
 
 
@@ -40,55 +40,58 @@ class Subject:
         model: in torch's default dtype, never run itself; ``make`` makes one of a rank's graph,
             where that is how it is made.
         front_end: see :mod:`sar.registry`. call: of a model and its graph.
+        has_library: the whole graph is the front end's library's; else as one rank has it.
         converts: ranks' models get the norms of all ranks.
-        looked_into: a fused layer whose parts get hooks, so that its own code runs.
-        aliased: see :class:`Recorder`.
+        closely: parts of fused layers get hooks, so that their own code runs, and tensors are
+            views, see :class:`Recorder`.
         seed: of random numbers.
         jittered: a module whose inputs are moved a little, so that no two are equal.
-        like: where the graph was made of another: which of its rows are whose, and the gradients
-            that the other's results were given.
     """
 
     model: nn.Module
     make: Callable[[Any], nn.Module] | None
     front_end: str
     call: Callable[[nn.Module, Any], Any]
+    has_library: bool
     converts: bool = False
-    looked_into: str | None = None
-    aliased: bool = False
+    closely: bool = False
     seed: int = 0
     jittered: str | None = None
-    like: tuple[Layout, Seeds] | None = None
 
-    def reference(self, graph: GraphArrays) -> tuple[Run, Seeds]:
-        """A run on the whole graph as the library has it, and the gradients that it gave its
-        results."""
-        given, run, seeds = registry.front_end(self.front_end).whole_graph(graph), Run(), Seeds()
-        layout = layout_of(graph, np.zeros(graph.total_nodes, np.int64), 1)
-        with use_group(LocalGroup()), suppress(Exception), run.noting_errors():
-            maker = SeedMaker(layout, seeds, like=self.like)
-            self._train(copy.deepcopy(self.model), given, run, maker, set())
-        return run, seeds
-
-    def ranks(self, graph: GraphArrays, parts: np.ndarray, seeds: Seeds) -> list[Run]:
-        """Runs of the ranks that have ``parts`` of the graph; of all an error, if one has it.
+    def whole(self, graph: GraphArrays, like: tuple[Layout, Seeds] | None = None) -> Run:
+        """A run on the whole graph; its error, if it has one.
 
         Args:
-            seeds: gradients of the results, as the whole graph's run gave them; where there are
-                none yet, one rank gives its own.
+            like: where the graph was made of another: which of its rows are whose, and the
+                gradients that the other's results were given.
         """
+        nobody = np.zeros(graph.total_nodes, np.int64)
+        layout, seeds = like or (layout_of(graph, nobody), None)
+        if not self.has_library:
+            return self._ranks(graph, nobody, layout, seeds)[0]
+        run, front = Run(), registry.front_end(self.front_end)
+        with use_group(LocalGroup()) as group, suppress(Exception), run.noting_errors():
+            maker = SeedMaker(layout, seeds, group, [None])
+            self._train(copy.deepcopy(self.model), front.whole_graph(graph), run, maker)
+        return run
+
+    def ranks(self, graph: GraphArrays, parts: np.ndarray, seeds: Seeds) -> list[Run]:
+        """Runs of the ranks that have ``parts`` of the graph, whose results get their share of
+        ``seeds``; of all an error, if one has it."""
+        return self._ranks(graph, parts, layout_of(graph, parts), seeds)
+
+    def _ranks(
+        self, graph: GraphArrays, parts: np.ndarray, layout: Layout, seeds: Seeds | None
+    ) -> list[Run]:
         count = int(parts.max()) + 1
-        runs, layout = [Run() for _ in range(count)], layout_of(graph, parts, count)
-        gathered: list[Any] = [None] * count
+        runs, gathered = [Run() for _ in range(count)], [None] * count
 
         def work(group: Group) -> None:
             data = load_partition_data(path)
             with runs[group.rank].noting_errors():
                 given = registry.front_end(self.front_end).rank_graph(data)
-                model = self._model_of(given)
-                skipped = self._fused_parts(model)
-                mine = SeedMaker(layout, seeds, group if count > 1 else None, gathered, self.like)
-                self._train(model, given, runs[group.rank], mine, skipped)
+                maker = SeedMaker(layout, seeds, group, gathered)
+                self._train(self._model_of(given), given, runs[group.rank], maker)
 
         with scratch_folder() as folder:
             path = write_partitions(graph, parts, folder / "parts", "graph", num_parts=count)
@@ -102,6 +105,7 @@ class Subject:
         return runs
 
     def _model_of(self, given: Any) -> nn.Module:
+        """A rank's model, which starts as the whole graph's."""
         if self.make is None:
             model = copy.deepcopy(self.model)
         else:
@@ -113,55 +117,55 @@ class Subject:
                         mine.copy_(own[name])
         return with_norms_of_ranks(model) if self.converts else model
 
-    def _fused_parts(self, model: nn.Module) -> set[nn.Module]:
-        opened = () if self.looked_into is None else model.get_submodule(self.looked_into).modules()
-        return parts_of_fused(model).difference(opened)
-
-    def _train(
-        self, model: nn.Module, given: Any, run: Run, seeds: SeedMaker, skipped: set[nn.Module]
-    ) -> None:
+    def _train(self, model: nn.Module, given: Any, run: Run, seeds: SeedMaker) -> None:
         """Steps of training without an optimizer, noted in ``run``."""
-        recorder = Recorder(run, model, skipped, self.aliased)
-        run.rows = {n for n, p in model.named_parameters() if isinstance(p, ShardedParameter)}
+        skipped = set() if self.closely else parts_of_fused(model)
+        recorder = Recorder(run, model, skipped, self.closely)
         if self.jittered is not None:
             move = partial(moved, layout=seeds.layout, rank=seeds.rank)
             model.get_submodule(self.jittered).register_forward_pre_hook(
                 lambda _, args, kwargs: mapped((args, kwargs), move), with_kwargs=True
             )
-        own = registry.front_end(self.front_end).node_columns(given)
+        frames = registry.front_end(self.front_end).node_columns(given)
         columns = {
             (ntype, name): column
-            for ntype, frame in own.items()
+            for ntype, frame in frames.items()
             for name, column in dict(frame).items()
             if isinstance(column, Tensor) and column.is_floating_point()
         }
         with recorder.noting(), torch.enable_grad():
-            for step in range(STEPS):
-                torch.manual_seed(self.seed + step)
-                leaves = {key: x.clone().requires_grad_(step > 0) for key, x in columns.items()}
+            for recorder.step in range(_STEPS):
+                torch.manual_seed(self.seed + recorder.step)
+                leaves = {
+                    k: x.clone().requires_grad_(recorder.step > 0) for k, x in columns.items()
+                }
                 for (ntype, name), leaf in leaves.items():
-                    own[ntype][name] = leaf
-                model.zero_grad()
-                self._step(step, model, given, run, recorder, seeds)
-                grads = {key: x.grad for key, x in leaves.items() if x.grad is not None}
-                run.inputs |= {(step, *key): grad for key, grad in grads.items()}
-        run.buffers = {n: b.detach().clone() for n, b in model.named_buffers()}
+                    frames[ntype][name] = leaf
+                self._step(model, given, run, recorder, seeds, leaves)
+        run.ends |= {
+            (_STEPS, "buffer", name): one.detach().clone() for name, one in model.named_buffers()
+        }
 
     def _step(
-        self, step: int, model: nn.Module, given: Any, run: Run, recorder: Recorder,
-        seeds: SeedMaker,
+        self, model: nn.Module, given: Any, run: Run, recorder: Recorder, seeds: SeedMaker,
+        columns: dict[tuple[str, str], Tensor],
     ) -> None:  # fmt: skip
+        model.zero_grad()
         found: list[Any] = []
         mapped(self.call(model, given), found.append)
         found = [x.materialize() if isinstance(x, EdgeRows) else x for x in found]
         recorder.note("out", CALL, found)
+        leaves = {
+            ("rows" if isinstance(p, ShardedParameter) else "sum", name): p
+            for name, p in model.named_parameters()
+        } | {("rows", "/".join(key)): x for key, x in columns.items()}
         asked = [x for x in found if isinstance(x, Tensor) and x.requires_grad]
         if asked:
-            grads = seeds.of(step, asked)
+            learned = [x for x in leaves.values() if x.requires_grad]
+            grads = run.seeds[recorder.step] = seeds.of(recorder.step, asked, learned)
             recorder.hears = True
             torch.autograd.backward(asked, grads)
             recorder.hears = False
-        for name, param in model.named_parameters():
-            if param.grad is not None:
-                dense = param.grad.to_dense() if param.grad.is_sparse else param.grad
-                run.parameters[step, name] = dense.detach().clone()
+        for (what, name), leaf in leaves.items():
+            grad = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad.to_dense()
+            run.ends[recorder.step, what, name] = grad.detach().clone()

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from sar.comm import Group
-from sar.models.measure import nodes_of
 from sar.models.validation.compare import Layout
 from sar.models.validation.record import is_plain
 
@@ -21,54 +21,52 @@ class SeedMaker:
 
     Of results that all ranks have each rank gives its share, unless a loss of all ranks is among
     them, whose gradient is the share already.
+
+    Args:
+        layout: which rows of the graph that ``known`` is of a rank's are.
+        known: the seeds of that graph; ``None``: of this one.
+        gathered: a place for each rank's results.
     """
 
     def __init__(
-        self, layout: Layout, known: Seeds, group: Group | None = None,
-        gathered: list[Any] | None = None, like: tuple[Layout, Seeds] | None = None,
-    ) -> None:  # fmt: skip
-        self.layout, self._known, self._group, self._like = layout, known, group, like
-        self.rank = 0 if group is None else group.rank
-        self._gathered: list[Any] = gathered or []
+        self, layout: Layout, known: Seeds | None, group: Group, gathered: list[Any]
+    ) -> None:
+        self.layout, self.rank = layout, group.rank
+        self._known, self._group, self._gathered = known, group, gathered
 
-    def of(self, step: int, results: list[Tensor]) -> list[Tensor]:
-        if self._group is None:
-            self._known[step] = [_seed(result, self._is_known(result)) for result in results]
-            if self._like is not None:
-                layout, others = self._like
-                pairs = zip(self._known[step], others.get(step, []))
-                self._known[step] = [_as_in(layout, *pair) for pair in pairs]
-            return self._known[step]
+    def of(self, step: int, results: list[Tensor], leaves: Sequence[Tensor]) -> list[Tensor]:
+        """Gradients of a step's results, which were made of ``leaves``. Collective."""
+        if self._known is None:
+            return [_seed(result, self._has_rows(result)) for result in results]
         self._gathered[self.rank] = [result.detach() for result in results]
         self._group.all_gather(torch.zeros(1))  # all have written
         ranks = list(zip(*self._gathered))
         self._group.all_gather(torch.zeros(1))  # all have read
-        return list(map(self._mine, results, ranks, self._known.get(step, [])))
+        known = self._known.get(step, [])
+        return [self._mine(leaves, *one) for one in zip(results, ranks, known)]
 
-    def _is_known(self, result: Tensor) -> bool:
+    def _has_rows(self, result: Tensor) -> bool:
         return any(size == kind.total for kind in self.layout.kinds for size in result.shape)
 
-    def _mine(self, result: Tensor, ranks: tuple[Tensor, ...], whole: Tensor) -> Tensor:
-        group: Any = self._group
-        found = self.layout.dim_of_rows(whole.shape, [one.shape for one in ranks])
-        if found:
-            dim, kind = found[0]
-            return whole.index_select(dim, kind.pieces[self.rank].there)
-        if result.shape != whole.shape:
+    def _mine(
+        self, leaves: Sequence[Tensor], result: Tensor, ranks: tuple[Tensor, ...], whole: Tensor
+    ) -> Tensor:
+        for dim, kind in self.layout.dim_of_rows(whole.shape, [one.shape for one in ranks]):
+            piece = kind.pieces[self.rank]
+            rows = whole.index_select(dim, piece.there)
+            return _seed(result, True).index_copy(dim, piece.here, rows)
+        if any(one.shape != whole.shape for one in ranks):
             return _seed(result, False)
         are_shares = not all(torch.equal(one, ranks[0]) for one in ranks)
-        if result.numel() == 1 and (are_shares or _is_loss_of_all(result, group)):
+        if result.numel() == 1 and (are_shares or self._is_loss_of_all(result, leaves)):
             return whole
-        return whole / group.size
+        return whole / self._group.size
 
-
-def _is_loss_of_all(result: Tensor, group: Any) -> bool:
-    """Whether a pass backwards meets one of the losses that take rows of all ranks."""
-    before, nodes = group.losses, nodes_of([result], set())
-    ends = [getattr(node, "variable", None) for node in nodes]
-    leaves = [end for end in ends if isinstance(end, Tensor) and end.requires_grad]
-    torch.autograd.grad(result, leaves, torch.ones_like(result), True, allow_unused=True)
-    return group.losses > before
+    def _is_loss_of_all(self, result: Tensor, leaves: Sequence[Tensor]) -> bool:
+        """Whether a pass backwards meets one of the losses that take rows of all ranks."""
+        before = self._group.losses
+        torch.autograd.grad(result, leaves, torch.ones_like(result), True, allow_unused=True)
+        return self._group.losses > before
 
 
 def moved(leaf: Any, layout: Layout, rank: int) -> Any:
@@ -89,17 +87,6 @@ def _seed(result: Tensor, by_rows: bool) -> Tensor:
     angle = torch.zeros(result.shape, dtype=torch.float64)
     for dim, size in enumerate(result.shape):
         if dim or by_rows:
-            shape = [1] * result.dim()
-            shape[dim] = size
+            shape = [size if place == dim else 1 for place in range(result.dim())]
             angle = angle + (0.7 + 0.6 * dim) * torch.arange(1.0, size + 1).view(shape)
-    return (torch.sin(angle + 1.0)).to(result.dtype)
-
-
-def _as_in(layout: Layout, made: Tensor, whole: Tensor) -> Tensor:
-    """A seed whose rows are those of another graph's, which ``layout`` tells."""
-    found = layout.dim_of_rows(whole.shape, [made.shape])
-    if not found:
-        return whole if made.shape == whole.shape else made
-    dim, kind = found[0]
-    (piece,) = kind.pieces
-    return made.index_copy(dim, piece.here, whole.index_select(dim, piece.there))
+    return torch.sin(angle + 1.0).to(result.dtype)

@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -85,14 +84,11 @@ def _piece_of_part(path: Any) -> tuple[GraphArrays, str]:
 
 
 def _read(store: Any, prefix: str, ids: Tensor) -> dict[str, Tensor]:
-    found = {}
-    for key in store:
-        if key.startswith(prefix):
-            read, (dtype, shape) = store.reader(key), store.info(key)
-            rows = [read(one, one + 1) for one in ids.tolist()]
-            none = torch.empty((0, *shape[1:]), dtype=dtype)
-            found[key.removeprefix(prefix)] = torch.cat(rows) if rows else none
-    return found
+    readers = {key: store.reader(key) for key in store if key.startswith(prefix)}
+    return {
+        key.removeprefix(prefix): torch.cat([read(0, 0), *(read(i, i + 1) for i in ids.tolist())])
+        for key, read in readers.items()
+    }
 
 
 def _piece(
@@ -103,50 +99,39 @@ def _piece(
     made = GraphArrays(name, {ntype: len(ids) for ntype, ids in chosen.items()}, {})
     for ntype, ids in chosen.items():
         made.node_data[ntype] = node_rows(ntype, ids)
-    for etype, ends in edges.items():
-        rows, made.edges[etype] = _edges_between(ends, chosen[etype[0]], chosen[etype[2]])
+    for etype, (src, dst) in edges.items():
+        of_src, of_dst = chosen[etype[0]], chosen[etype[2]]
+        rows = (torch.isin(src, of_src) & torch.isin(dst, of_dst)).nonzero()[:, 0]
+        rows = _some(rows, MOST_EDGES).sort().values
+        made.edges[etype] = (
+            torch.searchsorted(of_src, src[rows]), torch.searchsorted(of_dst, dst[rows])
+        )  # fmt: skip
         made.edge_data[etype] = edge_rows(etype, rows)
     return made
 
 
 def _around(num_nodes: dict[str, int], edges: _Edges) -> dict[str, Tensor]:
     """Sorted ids by type of nodes around ends of some edges of each relation."""
-    rng = torch.Generator().manual_seed(0)
     chosen = {ntype: torch.zeros(count, dtype=torch.bool) for ntype, count in num_nodes.items()}
     for ntype, mask in chosen.items():
         if not any(ntype in etype[::2] and len(edges[etype][0]) for etype in edges):
             mask[:10] = True
     for etype, (src, dst) in edges.items():
-        if len(src):
-            some = torch.randint(len(src), (3,), generator=rng)
-            chosen[etype[0]][src[some]], chosen[etype[2]][dst[some]] = True, True
-    while True:
-        room = MOST_NODES - sum(int(mask.sum()) for mask in chosen.values())
-        new = _next_to(chosen, edges)
-        count = sum(map(len, new.values()))
-        for ntype, ids in new.items():
-            keep = len(ids) if count <= room else max(0, len(ids) * room // count)
-            chosen[ntype][ids[torch.randperm(len(ids), generator=rng)[:keep]]] = True
-        if count == 0 or count >= room:
-            return {ntype: mask.nonzero()[:, 0] for ntype, mask in chosen.items()}
+        some = _some(torch.arange(len(src)), 3)
+        chosen[etype[0]][src[some]], chosen[etype[2]][dst[some]] = True, True
+    before, count = 0, 1
+    while before < count < MOST_NODES:
+        before = count
+        for etype, (src, dst) in edges.items():  # sources of edges that end in chosen nodes
+            near = src[chosen[etype[2]][dst]]
+            new = near[~chosen[etype[0]][near]].unique()
+            room = MOST_NODES - sum(int(mask.sum()) for mask in chosen.values())
+            chosen[etype[0]][_some(new, min(room, MOST_NODES // len(edges)))] = True
+        count = sum(int(mask.sum()) for mask in chosen.values())
+    return {ntype: mask.nonzero()[:, 0] for ntype, mask in chosen.items()}
 
 
-def _next_to(chosen: dict[str, Tensor], edges: _Edges) -> dict[str, Tensor]:
-    """Sources of edges that end in chosen nodes, by type."""
-    found: dict[str, list[Tensor]] = {ntype: [] for ntype in chosen}
-    for etype, (src, dst) in edges.items():
-        ends = src[chosen[etype[2]][dst]]
-        found[etype[0]].append(ends[~chosen[etype[0]][ends]])
-    return {n: torch.cat(ids).unique() for n, ids in found.items() if ids}
-
-
-def _edges_between(
-    ends: tuple[Tensor, Tensor], src_ids: Tensor, dst_ids: Tensor
-) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """Rows of edges between chosen nodes, at most so many, and their ends by new numbers."""
-    src, dst = ends
-    rows = (torch.isin(src, src_ids) & torch.isin(dst, dst_ids)).nonzero()[:, 0]
-    if len(rows) > MOST_EDGES:
-        order = np.random.default_rng(0).permutation(len(rows))[:MOST_EDGES]
-        rows = rows[torch.from_numpy(np.sort(order))]
-    return rows, (torch.searchsorted(src_ids, src[rows]), torch.searchsorted(dst_ids, dst[rows]))
+def _some(ids: Tensor, most: int) -> Tensor:
+    """At most so many of these, in any order, the same each time."""
+    rng = torch.Generator().manual_seed(0)
+    return ids[torch.randperm(len(ids), generator=rng)[: max(0, most)]]

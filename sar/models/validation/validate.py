@@ -6,7 +6,7 @@ import random
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -21,17 +21,14 @@ from sar.errors import MistakeWarning
 from sar.files import scratch_folder
 from sar.graph import load_partition_data
 from sar.models.calling import GRAPHS
-from sar.models.known import adapted
 from sar.models.validation.blame import Comparison, Place
 from sar.models.validation.calls import call_on, front_end_of
-from sar.models.validation.compare import layout_of
 from sar.models.validation.cuts import near_cut, random_cut
 from sar.models.validation.neutral import arrays_in, cast, copied, no_dropout, without_dropout
-from sar.models.validation.reasons import FUSED, OTHERS, Changed, Reasons
+from sar.models.validation.reasons import FUSED, OTHERS, Trial
 from sar.models.validation.record import CALL, Run
 from sar.models.validation.report import Finding, ModuleRow, Validation
 from sar.models.validation.run import Subject
-from sar.models.validation.seeds import Seeds
 from sar.models.validation.source import kind_of, small_graph
 from sar.partition.arrays import GraphArrays
 from sar.partition.write import write_partitions
@@ -91,21 +88,22 @@ def validate(
             got = f"{parts} for a graph of {arrays.total_nodes} nodes"
             raise ValueError(f"parts: got {got}, expected at most one for each node")
         name = _front_end(model, graph, front_end)
-        made = partial(_subject, model, call=call, name=name, prepare=prepare, features=features)
-        return _report(made, arrays, parts, name != "sar", piece)
+        call = call or partial(call_on, front_end=_own(name), features=features)
+        return _in_some_dtype(partial(_subject, model, call, name, prepare), arrays, parts, piece)
 
 
-def _report(
-    make: Callable[[GraphArrays], Subject], arrays: GraphArrays, parts: int, has_library: bool,
-    piece: str | None,
-) -> Validation:  # fmt: skip
+def _in_some_dtype(
+    make: Callable[[GraphArrays], Subject], arrays: GraphArrays, parts: int, piece: str | None
+) -> Validation:
     """The comparison in float64, or in float32 where the model casts to that itself."""
     error: Exception | None = None
     for dtype in (torch.float64, torch.float32):
         try:
             with _undisturbed(dtype) as told:
                 graph = arrays_in(arrays, dtype)
-                return _Validator(make(graph), graph, parts, has_library, piece, told).report()
+                subject = make(graph)
+                with no_dropout():
+                    return _report(*_reference(subject, graph), graph, parts, piece, told)
         except _RaisesOnWholeError as raised:
             error = error or raised
     raise ValueError(str(error)) from (error and error.__cause__)
@@ -127,6 +125,11 @@ def _front_end(model: Any, graph: Any, said: str | None) -> str:
     return name
 
 
+def _own(name: str) -> str:
+    """The front end that makes the graphs."""
+    return GRAPHS if name == "sar" else name
+
+
 @contextmanager
 def _undisturbed(dtype: torch.dtype) -> Iterator[list[warnings.WarningMessage]]:
     """Inside, torch makes ``dtype``; afterwards random numbers and defaults are as they were.
@@ -143,14 +146,10 @@ def _undisturbed(dtype: torch.dtype) -> Iterator[list[warnings.WarningMessage]]:
             random.setstate(state)
 
 
-def _subject(
-    model: Any, graph: GraphArrays, call: Any, name: str, prepare: bool, features: str | None
-) -> Subject:
-    own = GRAPHS if name == "sar" else name
-    front = registry.front_end(own)
+def _subject(model: Any, call: Any, name: str, prepare: bool, graph: GraphArrays) -> Subject:
+    front = registry.front_end(_own(name))
     registry.install()  # before functions of dropout are replaced
     make = None if isinstance(model, nn.Module) else model
-    call = call or partial(call_on, front_end=own, features=features)
     if make is not None:
         model = _on_one_rank(graph, front, make)
         expect.instance(model, "model", nn.Module, "a function that gives a torch.nn.Module")
@@ -161,156 +160,85 @@ def _subject(
     if any(map(is_lazy, model.parameters())):  # a forward pass gives them their shapes
         with torch.no_grad(), use_group(LocalGroup()):
             call(model, front.whole_graph(graph))
-    return Subject(model, make, own, call, prepare)
+    return Subject(model, make, _own(name), call, name != "sar", prepare)
 
 
 def _on_one_rank(graph: GraphArrays, front: Any, work: Callable[[Any], Any]) -> Any:
     """What ``work`` gives for the graph as one rank has it."""
+    nobody = np.zeros(graph.total_nodes, np.int64)
     with scratch_folder() as folder:
-        path = write_partitions(graph, _nobody(graph), folder / "parts", "graph", num_parts=1)
+        path = write_partitions(graph, nobody, folder / "parts", "graph", num_parts=1)
         return ThreadGroup.run(1, lambda _: work(front.rank_graph(load_partition_data(path))))[0]
 
 
-def _nobody(graph: GraphArrays) -> np.ndarray:
-    """One part for all nodes."""
-    return np.zeros(graph.total_nodes, np.int64)
+def _reference(subject: Subject, graph: GraphArrays) -> tuple[Subject, Run]:
+    """The run on the whole graph; one rank's where the model does not take a library's."""
+    run = subject.whole(graph)
+    error = run.error
+    if error is not None and subject.has_library:
+        subject = replace(subject, has_library=False)
+        run = subject.whole(graph)
+    if run.error is None:
+        return subject, run
+    raise _RaisesOnWholeError(
+        f"model: raises on the whole graph, too: {type(error).__name__}: {error}"
+    ) from error
 
 
-@dataclass
-class _Validator:
-    """Compares, finds the place, and says why."""
+def _report(
+    subject: Subject, whole: Run, graph: GraphArrays, count: int, piece: str | None,
+    told: list[warnings.WarningMessage],
+) -> Validation:  # fmt: skip
+    modules = dict(subject.model.named_modules())
+    for cut in (random_cut, near_cut):  # some mistakes do not show in one
+        trial = Trial(subject, graph, cut(graph, count))
+        compared = trial.compared(whole)
+        finding = _finding(trial, compared, modules, told)
+        if finding is not None:
+            break
+    return Validation(
+        tuple(_rows(compared, modules)), finding, count, graph.total_nodes, graph.total_edges,
+        piece, subject.front_end if subject.has_library else ONE_RANK,
+        str(torch.get_default_dtype()).removeprefix("torch."), compared.tolerance,
+    )  # fmt: skip
 
-    subject: Subject
-    graph: GraphArrays
-    num_parts: int
-    has_library: bool
-    piece: str | None
-    told: list[warnings.WarningMessage]
 
-    def report(self) -> Validation:
-        with no_dropout():
-            whole, seeds = self._reference()
-            for cut in (random_cut, near_cut):  # some mistakes do not show in one
-                self.parts = cut(self.graph, self.num_parts)
-                self.layout = layout_of(self.graph, self.parts, self.num_parts)
-                ranks = self.subject.ranks(self.graph, self.parts, seeds)
-                compared = Comparison(whole, ranks, self.layout)
-                finding = self._failure(ranks[0]) or self._finding(compared)
-                if finding is not None:
-                    break
-        return Validation(
-            tuple(self._rows(compared)), finding, self.num_parts, self.graph.total_nodes,
-            self.graph.total_edges, self.piece,
-            self.subject.front_end if self.has_library else ONE_RANK,
-            str(torch.get_default_dtype()).removeprefix("torch."), compared.tolerance,
-        )  # fmt: skip
-
-    def _reference(self) -> tuple[Run, Seeds]:
-        """The run on the whole graph; one rank's where the model does not take a library's."""
-        found = self._run(self.subject, self.graph)
-        error = found[0].error
-        if error is not None and self.has_library:
-            self.has_library = False
-            found = self._run(self.subject, self.graph)
-        if found[0].error is None:
-            return found
-        raise _RaisesOnWholeError(
-            f"model: raises on the whole graph, too: {type(error).__name__}: {error}"
-        ) from error
-
-    def _run(self, subject: Subject, graph: GraphArrays) -> tuple[Run, Seeds]:
-        """The run on a whole graph, of a library or as one rank has it."""
-        if self.has_library:
-            return subject.reference(graph)
-        seeds = Seeds()
-        return subject.ranks(graph, _nobody(graph), seeds)[0], seeds
-
-    def _compared(self, **changes: Any) -> Comparison:
-        """Whole graph and ranks again, of a subject that is changed so."""
-        subject = replace(self.subject, **changes)
-        whole, seeds = self._run(subject, self.graph)
-        return Comparison(whole, subject.ranks(self.graph, self.parts, seeds), self.layout)
-
-    def _failure(self, run: Run) -> Finding | None:
-        if run.error is None:
-            return None
+def _finding(
+    trial: Trial, compared: Comparison, modules: dict[str, nn.Module],
+    told: list[warnings.WarningMessage],
+) -> Finding | None:  # fmt: skip
+    run, place = compared.ranks[0], None
+    if run.error is not None:
+        place = Place(run.open[-1], "error", float("inf"))
         why = f"ranks raise {type(run.error).__name__}: {run.error}"
-        return self._told(Place(run.open[-1], "error", float("inf")), why, "")
-
-    def _finding(self, compared: Comparison) -> Finding | None:
-        place = self._place(compared)
+    elif (found := compared.place()) is not None:
+        trial = replace(trial, subject=replace(trial.subject, closely=True))
+        closely = trial.compared()
+        place = closely.place()
         if place is None:
-            return None
-        aliased = place.what == "gradient"
-        if self._is_fused(place):  # the place is inside, where its own code runs
-            compared = self._compared(looked_into=place.module, aliased=aliased)
-            inner = self._place(compared, looked_into=place.module, aliased=aliased)
-            if inner is None:
-                return self._told(place, FUSED, _where(place, compared))
-            place = inner
-        elif aliased:
-            compared = self._compared(aliased=True)
-        return self._told(place, self._reason(place, compared), _where(place, compared))
-
-    def _place(self, compared: Comparison, **changes: Any) -> Place | None:
-        by = compared.results_differ()
-        if by > compared.tolerance:
-            return compared.first_forward() or Place(CALL, "output", by)
-        if (gradient := compared.gradients_differ()) is not None:
-            if not changes.get("aliased"):
-                compared = self._compared(**changes | {"aliased": True})
-            name, by = gradient
-            what = f"gradient of {name}"
-            return compared.first_backward() or Place(name.rpartition(".")[0], what, by)
-        if (buffer := compared.buffers_differ()) is not None:
-            name, by = buffer
-            return Place(name.rpartition(".")[0], f"buffer {name}", by)
+            place, why = found, FUSED
+        else:
+            compared, why = closely, trial.why(place, modules.get(place.module), closely)
+    if place is None:
         return None
+    mistakes = [one.message for one in told if issubclass(one.category, MistakeWarning)]
+    why = f"{why}; {mistakes[0]}" if why == OTHERS and mistakes else why
+    kind = type(modules[place.module]).__name__ if place.module in modules else ""
+    where = _where(place, compared)
+    return Finding(place.module or kind, kind, place.what, why, where, place.by)
 
-    def _is_fused(self, place: Place) -> bool:
-        """Whether it is a layer that was fused, which has modules of its own."""
-        module = self._module(place.module)
-        if module is None or place.event is None or adapted(type(module)) is None:
-            return False
-        return any(part is not module for part in module.modules())
 
-    def _reason(self, place: Place, compared: Comparison) -> str:
-        subject = replace(self.subject, aliased=place.what == "gradient")
-        _, seeds = self._run(subject, self.graph)
-
-        def run(made: Changed, seed: int) -> Run:
-            changed = replace(subject, seed=seed, like=(made.layout, seeds))
-            return self._run(changed, made.graph)[0]
-
-        def jittered(module: str) -> Comparison:
-            return self._compared(aliased=subject.aliased, jittered=module)
-
-        why = Reasons(self.graph, compared, run, jittered).of(place, self._module(place.module))
-        mistakes = [one.message for one in self.told if issubclass(one.category, MistakeWarning)]
-        return f"{why}; {mistakes[0]}" if why == OTHERS and mistakes else why
-
-    def _told(self, place: Place, why: str, where: str) -> Finding:
-        found = self._module(place.module)
-        kind = "" if found is None else type(found).__name__
-        return Finding(place.module or kind, kind, place.what, why, where, place.by)
-
-    def _module(self, name: str) -> nn.Module | None:
-        return dict(self.subject.model.named_modules()).get(name)
-
-    def _rows(self, compared: Comparison) -> Iterator[ModuleRow]:
-        """A row for each module that was compared, in the order in which they ended."""
-        ends: dict[str, list] = {}
-        for event, others in compared.events:
-            if event.kind == "out":
-                ends.setdefault(event.module, []).append((event, others))
-        for name, pairs in ends.items():
-            differences = (
-                [by for pair in pairs if (by := compare(*pair)) is not None]
-                for compare in (compared.forward, compared.backward)
-            )
-            kind = "" if name == CALL else type(self._module(name)).__name__
-            most = (max(found, default=None) for found in differences)
-            yield ModuleRow(name or kind, kind, len(pairs), *most)
+def _rows(compared: Comparison, modules: dict[str, nn.Module]) -> Iterator[ModuleRow]:
+    """A row for each module that was compared, in the order in which they ended."""
+    ends: dict[str, list] = {}
+    for pair in compared.events:
+        if pair[0].kind == "out":
+            ends.setdefault(pair[0].module, []).append(pair)
+    for name, pairs in ends.items():
+        kind = "" if name == CALL else type(modules[name]).__name__
+        found = (map(of, pairs) for of in (compared.forward, compared.backward))
+        most = (max((by for by in one if by is not None), default=None) for one in found)
+        yield ModuleRow(name or kind, kind, len(pairs), *most)
 
 
 def _where(place: Place, compared: Comparison) -> str:
