@@ -287,7 +287,6 @@ SAMPLED = {
 }  # fmt: skip
 
 
-@pytest.mark.filterwarnings("ignore:scatter by a plain index")  # a batch of as many edges
 @pytest.mark.parametrize("name", SAMPLED)
 def test_sampled_batches_have_the_columns(name: str, partitioned: Cutter) -> None:
     """A step on all in-edges is one on the whole graph, which the second epoch takes."""
@@ -352,6 +351,7 @@ def test_told_before_a_rank_starts(
     assert re.search(told, " ".join(capsys.readouterr().err.split()))
 
 
+@pytest.mark.filterwarnings("error:untyped_storage on an edge tensor")
 @pytest.mark.parametrize("name", ["gcn", "gat"])
 def test_what_computes_layers_is_shown_where_they_compute_again(
     name: str, partitioned: Cutter, capsys: pytest.CaptureFixture

@@ -286,7 +286,6 @@ def test_edges_that_are_not_cut_are_refused(kind: str, name: str, partitioned: C
         assert message.startswith(f"{kind}: edges: got a plain tensor (2, ")
 
 
-@pytest.mark.filterwarnings("ignore:scatter by a plain index sums each rank")
 def test_edges_among_the_rows_of_a_rank_are_its_own_affair(partitioned: Cutter) -> None:
     edges = torch.stack(graphs.mixed().edges[ETYPE_HOMO])
     layer = layers.GCNConv(WIDTH, 2).double()

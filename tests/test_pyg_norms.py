@@ -348,7 +348,7 @@ MISTAKES: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "mask_feature": ("mask_feature draws", lambda d: mask_feature(d.x)),
     "shuffle_node": ("shuffle_node draws", lambda d: shuffle_node(d.x)),
     "a plain batch": (
-        "scatter by a plain index",
+        "global_add_pool by a plain batch",
         lambda d: of_pyg.global_add_pool(d.x, torch.zeros(d.num_nodes, dtype=torch.int64)),
     ),
     "": ("", lambda d: of_pyg.LayerNorm(6, mode="node")(d.x)),

@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple, Protocol
-from weakref import WeakSet, WeakValueDictionary
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, UntypedStorage
@@ -85,7 +85,6 @@ class Group:
         pool: buffers of rows to send and receive.
         losses: how often a mean or sum over all ranks' rows was differentiated.
         graphs: of this group that are in use.
-        local_edges: numbers of rows of edges that users were given, by the address of their memory.
         names: of the ranks, where they are called something else than "rank 0".
         final_check: what is compared when the group ends, if anything.
         table: where ranks publish rows that all read, if they share memory and take turns.
@@ -107,7 +106,6 @@ class Group:
         self.seeds = SeedStream()
         self.losses = 0
         self.graphs: WeakSet[Any] = WeakSet()
-        self.local_edges: WeakValueDictionary[int, Tensor] = WeakValueDictionary()
         self.final_check: FinalCheck | None = None
 
     def beside(self) -> Group:

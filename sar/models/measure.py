@@ -131,6 +131,10 @@ class SavedBytes:
 
     def see(self, tensor: Tensor) -> None:
         """Count a tensor for the layer at work, its memory once."""
+        if isinstance(tensor, EdgeRows):  # a column that was not computed has none of its own
+            for one in tensor.node.tensors:
+                self.see(one)
+            return
         if hasattr(tensor, "is_structure") or tensor.layout != torch.strided:
             return
         if storage_id(tensor) in self._known:

@@ -81,7 +81,6 @@ def local_edges(graph: Any, *, etype: str | EType | None = None) -> Tensor:
         counts, output_size=relation.num_edges
     )
     edges[1, position.long()] = dst.long()
-    relation.group.local_edges[edges.untyped_storage().data_ptr()] = edges
     return edges
 
 

@@ -86,19 +86,14 @@ def _warn_of_local(x: Any, what: str, remedy: str, key: Any = None) -> None:
         )
 
 
-def _is_of_local_edges(index: Any) -> bool:
-    """Whether it is an end of edges that :func:`sar.local_edges` gave."""
-    known = current_group().local_edges
-    return type(index) is Tensor and index.untyped_storage().data_ptr() in known
-
-
 def _of_pool(pool: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """A pooling that warns where it has no ``batch``."""
+    """A pooling that warns where it has no ``batch``, or one of plain numbers."""
 
     @wraps(pool)
     def call(x: Any, batch: Any, *args: Any, **kwargs: Any) -> Tensor:
-        if batch is None:
-            _warn_of_local(x, f"{pool.__name__} without batch pools", _POOL)
+        if batch is None or type(batch) is Tensor:
+            how = "without batch" if batch is None else "by a plain batch"
+            _warn_of_local(x, f"{pool.__name__} {how} pools", _POOL)
         return pool(x, batch, *args, **kwargs)
 
     return call
@@ -114,7 +109,8 @@ def _of_draws(draw: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _of_scatter(scatter: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """``scatter`` that warns where rows are summed by plain numbers."""
+    """``scatter`` that refuses what it cannot know. It is silent of plain numbers: a layer sums by
+    the ends of edges that it was given, as of a mini-batch, and those are nobody's mistake."""
 
     @wraps(scatter)
     def call(src: Any, index: Any, *args: Any, **kwargs: Any) -> Tensor:
@@ -123,8 +119,6 @@ def _of_scatter(scatter: Callable[..., Tensor]) -> Callable[..., Tensor]:
                 "scatter: got an index computed of edges, as batch[edge_index[1]], expected "
                 "edge_index[1] or batch: scatter(scatter(src, edge_index[1]), batch)"
             )
-        if not _is_of_local_edges(index):
-            _warn_of_local(src, "scatter by a plain index sums", _POOL)
         return scatter(src, index, *args, **kwargs)
 
     return call
