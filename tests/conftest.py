@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 from collections.abc import Callable, Iterator
@@ -45,6 +46,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if "slow" in item.keywords:
             item.add_marker(pytest.mark.skip(reason="part of the full product: --full-matrix"))
+
+
+def pytest_collection_finish() -> None:
+    """Collections of garbage, and looks for tensors, pass by what modules hold."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
@@ -96,6 +103,12 @@ def parts_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def partitioned(parts_folder: Path) -> Cutter:
     """``partitioned(graph, num_parts, method)`` writes the parts once and returns the JSON."""
     return Cutter(parts_folder)
+
+
+@pytest.fixture
+def bare(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks without the libraries that this process has imported by chance; that takes seconds."""
+    monkeypatch.setattr("sar.cli.ranks.modules_in_use", list)
 
 
 @pytest.fixture

@@ -4,8 +4,6 @@ Prints rank 0's losses, as JSON. ``one_loop.py PARTS [RANKS]``
 """
 
 import json
-import os
-import signal
 import sys
 
 import dgl.nn
@@ -48,16 +46,6 @@ def main(parts: str) -> list[float]:
         print("losses", json.dumps(losses))
     sar.shutdown()
     return losses
-
-
-def misbehave(how: str) -> None:
-    """What ranks may do to the others."""
-    group = sar.initialize_comms()
-    if how == "raise" and group.rank == 1:
-        raise KeyError("no such feature")
-    if how == "die" and group.rank == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
-    group.all_reduce(torch.ones(1))
 
 
 if __name__ == "__main__":

@@ -7,13 +7,14 @@ one has imported dgl and torch long ago.
 from __future__ import annotations
 
 import ast
+import json
 import re
 import subprocess
 import sys
-import textwrap
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -561,43 +562,6 @@ def test_no_module_imports_itself_through_others() -> None:
 # -- what importing does --------------------------------------------------------------------------
 
 
-def run_fresh(code: str) -> str:
-    """What `code` prints in an interpreter of its own that finds the package in this tree."""
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)],
-        cwd=ROOT, capture_output=True, text=True, timeout=100,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-BLOCK_DGL = """
-    import importlib.abc, sys
-    class NoDGL(importlib.abc.MetaPathFinder):
-        def find_spec(self, name, path=None, target=None):
-            if name.split(".")[0] == "dgl":
-                raise ModuleNotFoundError("No module named 'dgl'", name="dgl")
-    sys.meta_path.insert(0, NoDGL())
-"""
-
-
-def test_every_module_imports_without_dgl() -> None:
-    out = run_fresh(
-        BLOCK_DGL
-        + """
-    import importlib, pkgutil, sar
-    names = [m.name for m in pkgutil.walk_packages(sar.__path__, "sar.")]
-    for name in names:
-        if not name.endswith("__main__"):
-            importlib.import_module(name)
-    print(len(names), "dgl" in sys.modules)
-    """
-    )
-    count, loaded = out.split()
-    assert int(count) == len(list(PACKAGE.rglob("*.py"))) - 1, "a folder without __init__.py?"
-    assert loaded == "False"
-
-
 @pytest.fixture(scope="module")
 def small_parts(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A JSON of 60 nodes in two parts."""
@@ -610,64 +574,89 @@ def small_parts(tmp_path_factory: pytest.TempPathFactory) -> str:
     return write_partitions(community_graph(60, 240), torch.arange(60) % 2, where)
 
 
-def test_core_runs_without_dgl_and_names_calls_that_need_it(
-    small_parts: str, tmp_path: Path
-) -> None:
-    out = run_fresh(
-        BLOCK_DGL
-        + f"""
-    import torch, sar
-    from sar.comm import ThreadGroup
-    def case(group):
-        data = sar.load_dgl_partition_data({small_parts!r}, group.rank)
-        graph = sar.construct_full_graph(data)
-        x = data.node_features["_N/feat"].requires_grad_()
-        sar.global_mean(graph.aggregate(x, "mean")).backward()
-        blocks = sar.construct_mfgs(data, torch.arange(*data.node_ranges[group.rank]), 2)
-        return x.grad.shape[0] + len(blocks)
-    print(ThreadGroup.run(2, case))
-    from sar.train import ModelOptions, build_model
-    build_model(ModelOptions(), 4, 4)
-    try:
-        sar.RelGraphConv
-    except ImportError as error:
-        print(isinstance(error, sar.SarError), "dgl==1.1.3" in str(error), error)
-    """
-    )
-    lines = out.splitlines()
-    assert lines[0] == "[32, 32]"
-    assert [line.split()[:2] for line in lines[1:]] == [["True", "True"]], out
+FRESH = """
+import importlib.abc, json, logging, os, pkgutil, signal, sys, threading, warnings
+import numpy, torch, torch.distributed
+def state():
+    signals = [signal.getsignal(s) for s in signal.valid_signals()]
+    return {
+        "tasks": len(os.listdir("/proc/self/task")),
+        "threads": threading.enumerate(),
+        "environment": dict(os.environ),
+        "signals": signals,
+        "excepthook": sys.excepthook,
+        "handlers": list(logging.getLogger().handlers),
+        "level": logging.getLogger().level,
+        "warnings": [f for f in warnings.filters if f[0] != "default"],
+        "group": torch.distributed.is_initialized(),
+        "num_threads": torch.get_num_threads(),
+        "dtype": torch.get_default_dtype(),
+    }
+before = state()
+import sar
+sar.comm, sar.nn, sar.sampling, sar.plan.predict, sar.train.Trainer, sar.train.score
+from sar import *
+after = state()
+found = {"nothing": hasattr(sar, "nothing"), "dgl": "dgl" in sys.modules}
+found["changed"] = [key for key in before if before[key] != after[key]]
+
+class NoDGL(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == "dgl":
+            raise ModuleNotFoundError("No module named 'dgl'", name="dgl")
+sys.meta_path.insert(0, NoDGL())
+
+from sar.comm import ThreadGroup
+def case(group):
+    data = sar.load_dgl_partition_data(sys.argv[1], group.rank)
+    graph = sar.construct_full_graph(data)
+    x = data.node_features["_N/feat"].requires_grad_()
+    sar.global_mean(graph.aggregate(x, "mean")).backward()
+    blocks = sar.construct_mfgs(data, torch.arange(*data.node_ranges[group.rank]), 2)
+    return x.grad.shape[0] + len(blocks)
+found["core"] = ThreadGroup.run(2, case)
+from sar.train import ModelOptions, build_model
+build_model(ModelOptions(), 4, 4)
+try:
+    sar.RelGraphConv
+except ImportError as error:
+    found["told"] = isinstance(error, sar.SarError), str(error)
+
+names = [m.name for m in pkgutil.walk_packages(sar.__path__, "sar.")]
+for name in names:
+    if not name.endswith("__main__"):
+        importlib.import_module(name)
+found["modules"] = len(names), "dgl" in sys.modules
+print(json.dumps(found))
+"""
 
 
-def test_importing_does_nothing() -> None:
-    """No thread, environment, handler, patch, process group or import of dgl."""
-    out = run_fresh(
-        """
-    import logging, os, signal, sys, threading, warnings
-    import numpy, torch, torch.distributed
-    def state():
-        signals = [signal.getsignal(s) for s in signal.valid_signals()]
-        return {
-            "tasks": len(os.listdir("/proc/self/task")),
-            "threads": threading.enumerate(),
-            "environment": dict(os.environ),
-            "signals": signals,
-            "excepthook": sys.excepthook,
-            "handlers": list(logging.getLogger().handlers),
-            "level": logging.getLogger().level,
-            "warnings": [f for f in warnings.filters if f[0] != "default"],
-            "group": torch.distributed.is_initialized(),
-            "num_threads": torch.get_num_threads(),
-            "dtype": torch.get_default_dtype(),
-        }
-    before = state()
-    import sar
-    from sar import *
-    after = state()
-    print([key for key in before if before[key] != after[key]], "dgl" in sys.modules)
-    """
-    )
-    assert out.split("]") == ["[", " False\n"], out
+@pytest.fixture(scope="module")
+def fresh(small_parts: str) -> dict[str, Any]:
+    """What an interpreter of its own finds, which imports the package, then goes without dgl."""
+    done = subprocess.run(
+        [sys.executable, "-c", FRESH, small_parts],
+        cwd=ROOT, capture_output=True, text=True, timeout=100,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_importing_does_nothing(fresh: dict[str, Any]) -> None:
+    """No thread, environment, handler, patch, process group or import of dgl; documented modules
+    are there."""
+    assert fresh["changed"] == [] and not fresh["dgl"] and not fresh["nothing"]
+
+
+def test_core_runs_without_dgl_and_names_calls_that_need_it(fresh: dict[str, Any]) -> None:
+    assert fresh["core"] == [32, 32]
+    assert fresh["told"][0] and "dgl==1.1.3" in fresh["told"][1]
+
+
+def test_every_module_imports_without_dgl(fresh: dict[str, Any]) -> None:
+    count, loaded = fresh["modules"]
+    assert count == len(list(PACKAGE.rglob("*.py"))) - 1, "a folder without __init__.py?"
+    assert not loaded
 
 
 def test_version_and_requirements_agree() -> None:
@@ -685,7 +674,7 @@ def test_version_and_requirements_agree() -> None:
 CEILINGS = {
     "sar": (60_690, 348),
     "sar/partition": (10_040, 52),
-    "tests": (46_415, 209),
+    "tests": (46_385, 208),
     "benchmarks": (7_645, 67),
 }
 

@@ -23,12 +23,6 @@ pytestmark = pytest.mark.system
 
 
 @pytest.fixture
-def bare(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranks without the libraries that this process has imported by chance; that takes seconds."""
-    monkeypatch.setattr("sar.cli.ranks.modules_in_use", list)
-
-
-@pytest.fixture
 def run(tmp_path: Path) -> Any:
     """``run(code, size)`` runs ``code`` as ranks; gives what each wrote into ``found``."""
 

@@ -8,10 +8,9 @@ import dgl
 import pytest
 import torch
 from dgl import nn as dglnn
-from harness import WorkerPool, run_threads
-from harness.graphs import hetero, sample, to_dgl
+from harness import run_threads
+from harness.graphs import hetero, to_dgl
 from harness.parts import Cutter, joined
-from harness.training import Setting, case_train, check, start_state
 from torch import Tensor
 
 import sar
@@ -142,9 +141,3 @@ def test_a_model_of_other_relations_is_named(partitioned: Cutter) -> None:
 
     path = partitioned(hetero(), 2, "random")
     run_threads(2, case)
-
-
-def test_blocks_of_several_types_over_processes(partitioned: Cutter, processes: WorkerPool) -> None:
-    setting = Setting("HeteroGraphConv-mean", 1, mfgs=True, graph="sparse_hetero")
-    path = partitioned(sample("sparse_hetero"), 3, "random")
-    check(setting, processes.run(3, case_train, path, setting, start_state(setting)))

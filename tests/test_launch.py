@@ -130,7 +130,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(
 
 
 @pytest.mark.system
-@pytest.mark.timeout(300)
+@pytest.mark.usefixtures("bare")
 def test_predictions_are_by_original_id(
     parts: str, whole: tuple[dict, Path], tmp_path: Path, capfd: pytest.CaptureFixture
 ) -> None:
@@ -245,6 +245,7 @@ def test_an_interrupt_says_what_is_saved(
 
 
 @pytest.mark.system
+@pytest.mark.usefixtures("bare")
 def test_an_error_of_a_rank_is_one_line(parts: str, capfd: pytest.CaptureFixture) -> None:
     assert main(["train", parts, "--labels", "feat"]) != 0
     errors = capfd.readouterr().err

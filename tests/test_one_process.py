@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 import torch
+from harness.failures import misbehave
 from harness.graphs import mixed
 from harness.nursery import Nursery
 from harness.parts import Cutter
-from one_loop import misbehave
 from test_examples import start_ranks
 
 import sar
@@ -67,6 +67,7 @@ def test_alone_by_torchrun_and_launched_the_losses_are_the_same(
 
 
 @pytest.mark.system
+@pytest.mark.usefixtures("bare")
 def test_the_error_of_the_rank_that_failed_is_raised() -> None:
     with pytest.raises(KeyError, match="no such feature") as caught:
         sar.launch(misbehave, 2, ("raise",), threads=1)

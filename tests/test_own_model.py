@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from harness import run_threads
+from harness.commands import on_threads
 from test_train import CLASSES, WIDTH, cut, graph
 
 import sar
@@ -178,5 +179,5 @@ def test_explained_as_it_is_called(place: Path, capfd: pytest.CaptureFixture[str
     )
     path = next((place / "parts2").glob("*.json"))
     words = ["--model", "turned:Net", "--call", "x,graph", "--model-args", "width=4"]
-    assert main(["train", str(path), "--epochs", "1", "--explain", *words]) == 0
+    on_threads(2, "train", path, "--epochs", "1", "--explain", *words)
     assert "first   SAGEConv" in capfd.readouterr().out

@@ -80,7 +80,6 @@ class Hgt(nn.Module):
 """
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "rgcn": ("rgcn", {"layers": 2, "hidden": 10}),
-    "narrow rgcn": ("rgcn", {"layers": 3, "hidden": 3}),
     "dgl sage": ("mine.py:Hetero", {}),
     "dgl sums": ("mine.py:Hetero", {"args": {"kind": "sum"}}),
     "dgl gat": ("mine.py:Hetero", {"args": {"kind": "gat"}}),

@@ -176,8 +176,11 @@ const ready = formulas ? () => window.MathJax?.startup?.promise : () => Promise.
 
 
 def test_pages_show_what_they_should(site: Path, browser: Any) -> None:
+    """Of the listings of examples, which are made alike, two."""
+    listings = sorted((site / "examples").glob("[!i]*.html"))  # the index is a page like others
+    assert len(listings) > 20
     wrong = []
-    for path in pages(site):
+    for path in [one for one in pages(site) if one not in listings[2:]]:
         browser.get(path.as_uri())
         seen = browser.execute_async_script(READY)
         name = path.relative_to(site).as_posix()

@@ -120,10 +120,12 @@ except CommError as error:
 """
 
 
-def join(hosts: Hosts, rank: int, after: str, before: str = "") -> subprocess.Popen[str]:
+def join(
+    hosts: Hosts, rank: int, after: str, before: str = "", limit: int = LIMIT
+) -> subprocess.Popen[str]:
     """A rank on a host of its own, which joins the other."""
     own = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_PORT": "29500", **hosts.environment()}
-    code = before + MEETING.format(after=after, limit=LIMIT)
+    code = before + MEETING.format(after=after, limit=limit)
     words = [*hosts.command(rank), sys.executable, "-c", code]
     pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     return subprocess.Popen(words, env=environment(**own), text=True, **pipes)
@@ -154,13 +156,15 @@ process.dist.new_group = cut
 
 
 @pytest.mark.system
-def test_a_network_that_goes_away_while_ranks_meet(two_hosts: Hosts) -> None:
+def test_a_network_that_goes_away_while_ranks_meet(two_hosts: Hosts, tmp_path: Path) -> None:
+    limit, ready = 4, TOGETHER.format(folder=tmp_path, size=2)  # not that of imports
     try:
-        ranks = [join(two_hosts, rank, "sar.shutdown()", CUT if rank else "") for rank in range(2)]
+        before = [ready, CUT + ready]
+        ranks = [join(two_hosts, rank, "sar.shutdown()", before[rank], limit) for rank in range(2)]
         for number, rank in enumerate(ranks):
             out, errors = rank.communicate(timeout=60)
             seconds, error = out.splitlines()[:2]
-            assert float(seconds.split()[1]) < LIMIT + SLACK, out
+            assert float(seconds.split()[1]) < limit + SLACK, out
             assert f"rank {number} of 2: could not meet the other ranks" in error
             assert "did not answer" in error
             assert rank.returncode == 1 and "CommError" in errors
@@ -270,11 +274,9 @@ def test_a_stopped_rank_is_named_and_holds_nobody(
             assert float(seconds.split()[1]) < 2 * limit + SLACK  # also to meet
 
 
-def test_a_rank_that_stops_after_its_last_collective(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("bare")
+def test_a_rank_that_stops_after_its_last_collective(tmp_path: Path) -> None:
     """Nobody waits for it but the launcher."""
-    monkeypatch.setattr("sar.cli.ranks.modules_in_use", list)  # nothing takes seconds to import
     code = "import os\nif os.environ['RANK'] == '1':\n    os.kill(os.getpid(), 19)"
     (tmp_path / "stopped_last.py").write_text(code)
     paths = environment(PYTHONPATH=f"{tmp_path}:{ROOT}")

@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import signal
+
+import torch
+
+import sar
+
 COLLECTIVE_TIMEOUT = 10.0  # seconds until a collective that a rank did not join fails
 DEADLINE = 60.0  # seconds until the harness ends a case; pytest's own limit is twice that
 
@@ -22,6 +29,16 @@ class RankFailed(AssertionError):
     def __init__(self, message: str, rank: int, kind: str, died: tuple[int, ...] = ()) -> None:
         super().__init__(message)
         self.rank, self.kind, self.died = rank, kind, died
+
+
+def misbehave(how: str) -> None:
+    """What ranks may do to the others."""
+    group = sar.initialize_comms()
+    if how == "raise" and group.rank == 1:
+        raise KeyError("no such feature")
+    if how == "die" and group.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    group.all_reduce(torch.ones(1))
 
 
 def assert_no_mistakes(printed: str) -> None:
