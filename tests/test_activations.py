@@ -79,9 +79,7 @@ def trained(group: Any, path: str, model: nn.Module, activations: str, *policy: 
 
 
 def same(
-    got: list[list],
-    want: list[list],
-    equal: Callable[[Tensor, Tensor], bool] = torch.equal,
+    got: list[list], want: list[list], equal: Callable[[Tensor, Tensor], bool] = torch.equal
 ) -> bool:
     pairs = [pair for ranks in zip(got, want, strict=True) for pair in zip(*ranks, strict=True)]
     return all((a is None and b is None) or equal(a, b) for a, b in pairs)

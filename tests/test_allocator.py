@@ -14,12 +14,7 @@ import pytest
 
 import sar
 from sar.__main__ import main
-from sar.allocator import (
-    PRELOAD,
-    allocator_environment,
-    is_preloaded,
-    set_soft_limit,
-)
+from sar.allocator import PRELOAD, allocator_environment, is_preloaded, set_soft_limit
 from sar.cli.rank_environment import worker_environment
 
 ROOT = Path(__file__).resolve().parent.parent

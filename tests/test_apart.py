@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +15,7 @@ from harness.graphs import mixed
 from harness.nursery import Nursery
 from harness.parts import Cutter
 from test_launch import environment
+from test_start import free_port
 
 import sar
 from sar.comm import Group
@@ -192,8 +192,3 @@ def test_a_thread_that_does_not_come_is_named_with_its_line() -> None:
     assert "rank 1 did not answer within the timeout (1 s)" in message
     assert "rank 0 stood in" in message and re.search("rank 1 stood in .*# elsewhere", message)
     assert later, "the group is of no use any more"
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as one:
-        return one.getsockname()[1]

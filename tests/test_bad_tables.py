@@ -266,10 +266,7 @@ READ: dict[str, tuple[Callable, Callable]] = {
         lambda path: chunks(path.parent).rename(path),
         lambda path: read(path, path.parent / "s"),
     ),
-    "npy": (
-        lambda path: np.save(path, PAIRS.numpy()),
-        lambda path: read(path, path.parent / "s"),
-    ),
+    "npy": (lambda path: np.save(path, PAIRS.numpy()), lambda path: read(path, path.parent / "s")),
     "npz": (lambda path: np.savez_compressed(path, **ARRAYS), lambda path: open_source(str(path))),
     "pt": (
         lambda path: torch.save({"edge_index": PAIRS}, path),

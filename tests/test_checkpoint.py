@@ -19,6 +19,7 @@ import torch
 import xxhash
 from harness.commands import case_command
 from harness.nursery import Nursery
+from table_files import Trap
 from torch import Tensor, nn
 
 import sar
@@ -153,13 +154,6 @@ def test_other_options_or_another_model_are_an_error(tmp_path: Path) -> None:
     one.model = nn.Linear(3, 2)
     with pytest.raises(ValueError, match="of another model"):
         one.resume()
-
-
-class Trap:
-    """Unpickling this would write a file."""
-
-    def __reduce__(self) -> tuple:
-        return os.system, ("touch trapped",)
 
 
 @pytest.mark.parametrize(

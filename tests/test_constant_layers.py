@@ -103,11 +103,7 @@ def case(
 
 
 def sends(
-    path: str,
-    make: Make,
-    policy: sar.Policy = DEFAULT,
-    changes: int = EPOCHS,
-    size: int = SIZE,
+    path: str, make: Make, policy: sar.Policy = DEFAULT, changes: int = EPOCHS, size: int = SIZE
 ) -> list[int]:
     """Rows' bytes that rank 0 sends in each epoch, once they all gave what DGL gives."""
     ranks = run_threads(size, case, path, make, policy, changes)

@@ -247,14 +247,13 @@ def test_what_is_saved_does_not_depend_on_the_halo(
     model: str, partitioned: Cutter, processes: WorkerPool
 ) -> None:
     found = []
-    for distinct in (1, 8, OWNED * DEGREE):
+    for distinct in (1, OWNED * DEGREE):
         graph = fan(distinct)
         cut = [0] * OWNED + [1] * (OWNED * DEGREE)
         path = partitioned(graph, 2, cut)
         assert halo_rows(path, 2)[0][1] == distinct
         found.append(processes.run(2, case_saved, path, model, sar.Policy())[0])
-    assert found[0]["saved"] == found[1]["saved"] == found[2]["saved"]
-    assert found[0]["alive"] == found[1]["alive"] == found[2]["alive"]
+    assert found[0] == found[1]
 
 
 def case_window(group: Any, path: str, op: str, policy: sar.Policy) -> tuple[int, int]:

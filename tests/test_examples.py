@@ -150,8 +150,12 @@ def test_several_types(partitioned: Cutter, tmp_path: Path, nursery: Nursery) ->
 
 
 @pytest.mark.system
-def test_servers_and_trainers(partitioned: Cutter, tmp_path: Path, nursery: Nursery) -> None:
-    """Doubles as features, labels in a column, some of which are missing."""
+def test_servers_and_trainers(
+    partitioned: Cutter, tmp_path: Path, nursery: Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Doubles as features, labels in a column, some of which are missing. Through sockets, as
+    between hosts; tests/test_jobs.py goes through memory."""
+    monkeypatch.setitem(ENVIRONMENT, "SAR_HOST_MEMORY", "0")
     graph = community_graph(200, 1600, seed=1, classes=5, features=9)
     data = graph.node_data["_N"]
     labels = data["label"].int().view(-1, 1)

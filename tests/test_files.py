@@ -13,14 +13,7 @@ from pathlib import Path
 import pytest
 
 from sar import files
-from sar.files import (
-    exchange,
-    locked_folder,
-    remove_left_over,
-    scratch_folder,
-    staged,
-    write_whole,
-)
+from sar.files import exchange, locked_folder, remove_left_over, scratch_folder, staged, write_whole
 
 ROOT = Path(__file__).resolve().parent.parent
 

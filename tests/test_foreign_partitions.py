@@ -15,7 +15,7 @@ import pytest
 import torch
 from foreign_files import edge_rows, write_glt, write_pyg
 from harness import run_threads
-from harness.commands import launch_on
+from harness.commands import on_threads
 from harness.covering import by_pairs
 from harness.graphs import GraphArrays, hetero, mixed
 from harness.parts import (
@@ -27,7 +27,6 @@ from harness.parts import (
     node_parts,
     write_partitions,
 )
-from harness.pool import WorkerPool
 from partition_files import CODES
 from table_files import Trap
 from torch import Tensor
@@ -137,12 +136,8 @@ def test_labels_by_original_id(tmp_path: Path) -> None:
     refused(folder, "node_data.npz: key 'label', expected names and", 1)
 
 
-def test_training_by_the_command_line(
-    tmp_path: Path, processes: WorkerPool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_training_by_the_command_line(tmp_path: Path) -> None:
     """The loss of each epoch is that of the same graph in DGL's layout."""
-    for command in ("train", "evaluate"):
-        monkeypatch.setattr(f"sar.cli.{command}.launch", launch_on(processes))
     graph, columns = mixed(), mixed().node_data["_N"]
     parts = node_parts(graph, 2, "random")
     folder = write_pyg(graph, parts, 2, tmp_path / "foreign")
@@ -152,14 +147,13 @@ def test_training_by_the_command_line(
     losses = []
     for source in (str(folder), known):
         told = tmp_path / "told.json"
-        words = ["--nproc", "2", "--epochs", "3", "--hidden", "8", "--json", str(told)]
-        words += ["--dropout", "0.5", "--no-progress"]
-        words += ["--checkpoint", str(tmp_path / f"run{len(losses)}")]
-        assert main(["train", source, *words]) == 0
+        words = ["--epochs", "3", "--hidden", "8", "--dropout", "0.5", "--no-progress"]
+        words += ["--json", told, "--checkpoint", tmp_path / f"run{len(losses)}"]
+        on_threads(2, "train", source, *words)
         losses.append([epoch["loss"] for epoch in json.loads(told.read_text())["epochs"]])
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
-    out = ["--checkpoint", str(tmp_path / "run0"), "--out", str(tmp_path), "--gather"]
-    assert main(["evaluate", str(folder), *out]) == 0
+    out = ["--checkpoint", tmp_path / "run0", "--out", tmp_path, "--gather"]
+    on_threads(2, "evaluate", folder, *out)
     with np.load(tmp_path / "predictions.npz") as found:
         assert sorted(found["node_id"]) == list(range(57))
 

@@ -370,9 +370,7 @@ def scaled(graph: Any, x: Tensor, weight: Tensor) -> Tensor:
     return graph.ndata["out"]
 
 
-def test_a_function_of_autograd_would_lose_the_gradient_of_a_parameter(
-    partitioned: Cutter,
-) -> None:
+def test_a_function_of_autograd_would_lose_the_gradient_of_a_parameter(partitioned: Cutter) -> None:
     weight = torch.full((WIDTH,), 2.0, requires_grad=True)
     refused(lambda graph, x: scaled(graph, x, weight), partitioned, "Scaled.apply: got an edge")
     compare(lambda graph, x: scaled(graph, x, weight.detach().to(x.dtype)) + x, partitioned)

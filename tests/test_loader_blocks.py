@@ -129,11 +129,14 @@ def message(name: str) -> Any:
 
 @pytest.mark.parametrize("name", MESSAGES)
 def test_every_message_and_reducer(name: str, pair: Callable[[str, str], Pair]) -> None:
+    """Each message with every other reducer."""
+
     def aggregated(reducer: str, block: Any, etype: Any) -> Tensor:
         block.update_all(message(name), getattr(fn, reducer)("m", "out"), etype=etype)
         return block.dstnodes[etype[2]].data["out"]
 
-    for number, reducer in enumerate(REDUCERS):
+    first = MESSAGES.index(name)
+    for number, reducer in enumerate(REDUCERS[first % 2 :: 2], first):
         assert compare(pair, partial(aggregated, reducer), number) > 6
 
 

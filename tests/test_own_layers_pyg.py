@@ -100,8 +100,7 @@ def test_several_types(ranks: int, cut: str, partitioned: Cutter) -> None:
 
 
 @pytest.mark.parametrize(
-    "dtype",
-    [torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.int8, torch.bool],
+    "dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.int8, torch.bool]
 )
 @pytest.mark.parametrize("shape", [(), (1,), (3, 2), (0,)])
 def test_rows_of_every_type(dtype: torch.dtype, shape: tuple, partitioned: Cutter) -> None:

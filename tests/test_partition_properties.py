@@ -66,11 +66,7 @@ def runs(draw: st.DrawFn) -> Run:
         method,
         balance,
         seed=draw(st.integers(0, 99)),
-        transforms=Transforms(
-            draw(st.booleans()),
-            draw(st.booleans()),
-            draw(LOOPS),
-        ),
+        transforms=Transforms(draw(st.booleans()), draw(st.booleans()), draw(LOOPS)),
         format=draw(st.sampled_from(["dgl", "pyg"])),
     )
     form = draw(st.sampled_from(["DGL", "npz", "YAML, npy"]))
@@ -78,7 +74,7 @@ def runs(draw: st.DrawFn) -> Run:
 
 
 @given(runs())
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=15, deadline=None, derandomize=True)
 def test_each_node_and_edge_once(tmp_path_factory: pytest.TempPathFactory, run: Run) -> None:
     sizes, form, options, before = run
     graph = one_type(*sizes, options.seed) if sizes else several_types(options.seed)

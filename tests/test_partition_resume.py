@@ -12,15 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.tasks.cuts import (
-    ENDS,
-    Cut,
-    end_and_resume,
-    files_of,
-    kept_cuts,
-    start,
-    write_plain,
-)
+from benchmarks.tasks.cuts import ENDS, Cut, end_and_resume, files_of, kept_cuts, start, write_plain
 from sar.__main__ import main
 from sar.partition import run
 

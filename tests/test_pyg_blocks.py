@@ -14,15 +14,7 @@ from harness.graphs import ETYPE_HOMO, GraphArrays, hetero, mixed
 from harness.parts import Cutter
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch_geometric.nn import (
-    GAT,
-    GCN,
-    GIN,
-    GraphConv,
-    GraphSAGE,
-    HeteroConv,
-    SAGEConv,
-)
+from torch_geometric.nn import GAT, GCN, GIN, GraphConv, GraphSAGE, HeteroConv, SAGEConv
 from torch_geometric.utils import trim_to_layer
 
 import sar

@@ -352,10 +352,7 @@ MISTAKES: dict[str, tuple[str, Callable[[Any], Any]]] = {
         lambda d: of_pyg.global_add_pool(d.x, torch.zeros(d.num_nodes, dtype=torch.int64)),
     ),
     "": ("", lambda d: of_pyg.LayerNorm(6, mode="node")(d.x)),
-    "in evaluation": (
-        "",
-        lambda d: of_pyg.InstanceNorm(6, track_running_stats=True).eval()(d.x),
-    ),
+    "in evaluation": ("", lambda d: of_pyg.InstanceNorm(6, track_running_stats=True).eval()(d.x)),
 }
 
 

@@ -86,21 +86,6 @@ def trainers(
             one.kill()
 
 
-def test_two_servers_and_two_trainers(
-    nursery: Nursery, parts: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """All end with status 0; the trainers have the same gradients. Through sockets, as between
-    hosts; tests/test_jobs.py goes through memory."""
-    monkeypatch.setenv("SAR_HOST_MEMORY", "0")
-    with servers(nursery, parts, START) as (process, address):
-        with trainers(nursery, tmp_path, address, -1, 0, START) as running:
-            codes = [one.wait(90) for one in running]
-            assert codes == [0, 0], [one.text("err") for one in running]
-            sums = {re.findall(r"sum ([0-9.]+)", one.text("out"))[0] for one in running}
-            assert len(sums) == 1
-            assert process.wait(30) == 0
-
-
 def test_a_trainer_that_dies_is_named(nursery: Nursery, parts: str, tmp_path: Path) -> None:
     """At once: nobody waits for a process that is gone."""
     with servers(nursery, parts, LONG) as (process, address):

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from harness import WorkerPool
-from harness.commands import launch_on
+from harness.commands import on_threads
 from test_train import PartitionData, cut, graph, on_ranks, without_seconds
 from torch import Tensor
 
@@ -104,24 +103,19 @@ def test_an_epoch_goes_on_where_it_was_saved(
         assert all(torch.equal(a, b) for a, b in zip(params, others, strict=True))
 
 
-def test_the_command(
-    tmp_path: Path, processes: WorkerPool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command(tmp_path: Path) -> None:
     """Samples, evaluates on the whole graph, and goes on full-batch."""
-    for command in ("train", "evaluate"):
-        monkeypatch.setattr(f"sar.cli.{command}.launch", launch_on(processes))
     path = cut(graph(), 2, tmp_path)
     told = tmp_path / "out.json"
-    words = ["train", path, "--layers", "2", "--hidden", "8", "--epochs", "3", "--json", str(told)]
+    words = [path, "--layers", "2", "--hidden", "8", "--epochs", "3", "--json", str(told)]
     words += ["--sampled", "--fanouts", "4,3", "--batch-size", "9", "--sampled-epochs", "2"]
     words += ["--checkpoint", str(tmp_path / "run"), "--no-progress"]
-    assert main(words) == 0
+    on_threads(2, "train", *words)
     told = json.loads(told.read_text())
     assert [record["epoch"] for record in told["epochs"]] == [1, 2, 3]
     assert all(record["test_acc"] is not None for record in told["epochs"])
     assert told["config"]["sampled_fanouts"] == [4, 3]
-    run, out = str(tmp_path / "run"), str(tmp_path / "p")
-    assert main(["evaluate", path, "--checkpoint", run, "--out", out]) == 0
+    on_threads(2, "evaluate", path, "--checkpoint", tmp_path / "run", "--out", tmp_path / "p")
 
 
 WRONG = [

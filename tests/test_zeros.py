@@ -116,7 +116,6 @@ def case_step(group: Any, path: str, model: Net, policy: Any, activations: str) 
     kind=["sage", "gcn", "gin", "weighted", "dropout"],
     setting=[
         (3, None, {}),
-        (4, 1, {}),
         (4, 2, {"exchange": "pull"}),
         (4, None, {"rematerialize": False, "structure": "one"}),
         (1, None, {}),
