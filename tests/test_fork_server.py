@@ -97,6 +97,7 @@ LEAVING = """
 import atexit, threading, weakref
 kept = open(folder / f"kept-{rank}", "w")
 kept.write("not closed")
+sys.kept = kept  # as a library's module may hold it
 print("a line without an end", end="")
 class Node: pass
 node = Node()
@@ -109,7 +110,7 @@ threading.Thread(target=lambda: (time.sleep(0.3), (folder / f"thread-{rank}").to
 @pytest.mark.usefixtures("bare")
 def test_what_a_rank_does_when_it_leaves(run: Any, tmp_path: Path, capfd: Any) -> None:
     """As an interpreter that is taken down."""
-    run(LEAVING, 2, "print('imported', end=';')")
+    run(LEAVING, 2, "print('imported', end=';')", PYTHONUNBUFFERED="")
     for rank in range(2):
         assert (tmp_path / f"kept-{rank}").read_text() == "not closed"
         for name in ("finalized", "handler", "thread"):

@@ -165,6 +165,25 @@ def test_compiled_models_give_the_same_losses(
     assert not [one for one in recwarn if "its own code runs" in str(one.message)], "fused as well"
 
 
+@pytest.mark.filterwarnings("error:Dynamo does not know how to trace")
+def test_prepared_models_compile_on_ranks_that_are_threads(partitioned: Cutter) -> None:
+    """What prepare added is not looked into: its counts of calls, and its groups, change."""
+    path = partitioned(mixed(), 2, "random")
+
+    def case(group: Group, compiled: bool) -> list[float]:
+        graph, found = sar.construct_full_graph(sar.load_partition_data(path)), list[float]()
+        model = with_state("gat")
+        sar.prepare(model, graph)
+        call = torch.compile(model, backend="eager") if compiled else model
+        x = torch.ones(graph.num_nodes(), NUM_FEATURES)
+        for _ in range(4):
+            found.append(float(sar.global_sum(call(graph, x).sum(1).detach())))
+        return found
+
+    want = run_threads(2, partial(case, compiled=False))
+    assert run_threads(2, partial(case, compiled=True)) == want
+
+
 class OfEdges(nn.Module):
     """A layer whose own code handles tensors of edges."""
 

@@ -13,6 +13,7 @@ from sar._private import looked_into, tree_leaves
 from sar.comm import Group
 from sar.errors import NotSupportedError
 from sar.graph import GraphArgument, graphs_among
+from sar.kernels.jit import untraced
 from sar.log import say
 from sar.models.choice import OPTIONS, LayerOptions, options_of, warn_once
 from sar.models.known import Layers, adapted, known_layers, own_forward
@@ -85,6 +86,7 @@ def with_norms_of_ranks(model: M) -> M:
     return model
 
 
+@untraced  # the calls of each model are counted
 def _check(model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
     graphs = graphs_among((args, kwargs))
     if graphs:

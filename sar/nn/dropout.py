@@ -179,12 +179,14 @@ def _bound_to(rows: KeyedRows | None, module: nn.Module) -> nn.Module:
     return module
 
 
+@untraced
 def _enter(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
     if graphs := graphs_among((args, kwargs)):
         later = [one for graph in graphs for one in graph.later]
         current.stack.append(Call(module, [*graphs, *later]))
 
 
+@untraced
 def _leave(module: nn.Module, args: tuple, output: Any) -> None:
     # Runs also when _enter did not: after an error, or for a model that got no graph.
     if current.stack and current.stack[-1].module is module:
