@@ -41,11 +41,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if marked and not torch.cuda.is_available():
         for item in marked:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
-    if config.getoption("full_matrix"):
-        return
-    for item in items:
-        if "slow" in item.keywords:
-            item.add_marker(pytest.mark.skip(reason="part of the full product: --full-matrix"))
+    slow = [item for item in items if "slow" in item.keywords]
+    if slow and not config.getoption("full_matrix"):  # a third of all, which cost as they are named
+        config.hook.pytest_deselected(items=slow)
+        items[:] = [item for item in items if "slow" not in item.keywords]
 
 
 def pytest_collection_finish() -> None:

@@ -208,6 +208,7 @@ def test_every_example_is_tested_and_listed() -> None:
 
 
 @pytest.mark.system
+@pytest.mark.usefixtures("bare")
 def test_demo_on_a_small_graph(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
     """All of its steps, on two ranks; the pictures where matplotlib is installed."""
     pytest.importorskip("matplotlib")

@@ -17,6 +17,7 @@ import pytest
 import torch
 from harness import run_threads
 from harness.commands import on_threads
+from harness.compare import same
 from harness.graphs import NUM_FEATURES, looped
 from harness.parts import Cutter
 from harness.rows import Part, whole
@@ -186,16 +187,6 @@ def snapshot(model: nn.Module, part: Part, group: Group) -> dict[str, Any]:
         "meter": id(group.meter),
         "hooks": [len(m._forward_hooks) for m in model.modules()],
     }
-
-
-def same(one: Any, other: Any) -> bool:
-    if isinstance(one, Tensor):
-        return torch.equal(one, other)
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
-    if isinstance(one, (list, tuple)):
-        return len(one) == len(other) and all(map(same, one, other))
-    return bool(one == other)
 
 
 class Noisy(nn.Module):

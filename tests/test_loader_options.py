@@ -10,6 +10,7 @@ import dgl
 import pytest
 import torch
 from harness import run_threads
+from harness.compare import same
 from harness.graphs import ETYPE_HOMO, hetero, mixed, to_dgl
 from harness.parts import Cutter
 
@@ -27,17 +28,6 @@ def epochs(group: Group, path: str, ntype: str, options: dict) -> list:
         counters = loader._exchange.group.counters
         before = counters.received_bytes
         return [list(loader), list(loader), loader.cache, counters.received_bytes - before]
-
-
-def same(one: Any, other: Any) -> bool:
-    """Whether two batches are bit for bit the same."""
-    if isinstance(one, torch.Tensor):
-        return one.dtype == other.dtype and torch.equal(one, other)
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(same(one[k], other[k]) for k in one)
-    if isinstance(one, (list, tuple)):
-        return len(one) == len(other) and all(map(same, one, other))
-    return one == other
 
 
 KEPT = [

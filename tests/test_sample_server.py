@@ -144,17 +144,18 @@ def hit(victim: Child, number: int) -> None:
 
 
 def test_trainers_and_servers_that_do_not_fit(nursery: Nursery, parts: str, tmp_path: Path) -> None:
-    """As many in all, but other kinds: each tells both."""
-    with servers(nursery, parts, 6) as (process, address):
+    """As many in all, but other kinds: each tells both, at once, as all have come."""
+    with servers(nursery, parts, LONG) as (process, address):
         script = tmp_path / "trainer.py"
         script.write_text("import sys; from sar.sampling import connect; connect(sys.argv[1], 1)")
-        place = {"RANK": "2", "WORLD_SIZE": "3"}
-        wrong = nursery.start([str(script), address], environment() | place)
+        places = [{"RANK": rank, "WORLD_SIZE": "3"} for rank in "12"]
+        wrong = [nursery.start([str(script), address], environment() | one) for one in places]
         try:
-            assert wrong.wait(START) and process.wait(START) == 2
+            assert all(one.wait(START) for one in wrong) and process.wait(START) == 2
         finally:
-            wrong.kill()
-        for text in (wrong.text("err"), process.text("err")):
+            for one in wrong:
+                one.kill()
+        for text in (process.text("err"), *(one.text("err") for one in wrong)):
             assert "1 servers and 3 trainers" in text and "2 servers and 2 trainers" in text
 
 

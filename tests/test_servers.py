@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 from harness import run_threads
+from harness.compare import same
 from harness.graphs import hetero, mixed
 from harness.parts import Cutter, load_partition
-from test_loader_options import same
 
 from sar.comm import Group, use_group
 from sar.errors import SarError

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,6 +29,17 @@ def relative_error(got: Tensor, want: Tensor, scale: float | None = None) -> flo
     size = float(want[want.isfinite()].abs().max()) if scale is None else scale
     difference = float((got - want)[rest].abs().max())
     return difference / size if size > 0 else difference
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether all that two structures hold is bit for bit the same."""
+    if isinstance(one, Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(same, one, other))
+    return bool(one == other)
 
 
 def assert_close(
