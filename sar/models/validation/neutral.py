@@ -22,31 +22,28 @@ _DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout",
              "feature_alpha_dropout")  # fmt: skip
 
 
-def copied(model: nn.Module) -> nn.Module:
-    """A copy of ``model``; of tensors that are results, their values."""
+def neutral(model: nn.Module) -> nn.Module:
+    """A copy of ``model`` on the CPU in torch's default dtype, whose layers drop nothing; of
+    tensors that are results, their values."""
     held = [value for module in model.modules() for value in vars(module).values()]
     results = [one for one in held if isinstance(one, Tensor) and not one.is_leaf]
-    return copy.deepcopy(model, {id(one): one.detach().clone() for one in results})
-
-
-def cast(model: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """``model`` on the CPU in ``dtype``, with tensors and modules that are plain attributes."""
-    model = model.cpu().to(dtype)
-    for module in model.modules():
-        for name, value in list(vars(module).items()):
-            if not name.startswith("_") and isinstance(value, Tensor | list | tuple | dict):
-                vars(module)[name] = tree_map(partial(_cast, dtype), value)
-    return model
+    model = copy.deepcopy(model, {id(one): one.detach().clone() for one in results})
+    return _without_dropout(_cast(torch.get_default_dtype(), model))
 
 
 def _cast(dtype: torch.dtype, value: Any) -> Any:
+    """A tensor, or a module with tensors and modules that are plain attributes, in ``dtype``."""
+    if isinstance(value, Tensor):
+        return value.detach().cpu().to(dtype) if value.is_floating_point() else value
     if isinstance(value, nn.Module):
-        return cast(value, dtype)
-    is_float = isinstance(value, Tensor) and value.is_floating_point()
-    return value.detach().cpu().to(dtype) if is_float else value
+        for module in value.cpu().to(dtype).modules():
+            for name, held in list(vars(module).items()):
+                if not name.startswith("_") and isinstance(held, Tensor | list | tuple | dict):
+                    vars(module)[name] = tree_map(partial(_cast, dtype), held)
+    return value
 
 
-def without_dropout(model: nn.Module) -> nn.Module:
+def _without_dropout(model: nn.Module) -> nn.Module:
     """``model`` whose layers drop nothing, where :func:`no_dropout` does not reach."""
     for module in model.modules():
         if isinstance(module, (Dropout, nn.Dropout)):  # fused layers read it
@@ -63,12 +60,7 @@ def no_dropout() -> Iterator[None]:
     """Inside, torch's functions of dropout drop nothing."""
 
     def off(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        def call(
-            input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
-        ) -> Any:
-            return function(input, p, False, inplace)
-
-        return call
+        return lambda input, p=0.5, training=True, inplace=False: function(input, p, False, inplace)
 
     before = {name: getattr(F, name) for name in _DROPOUTS}
     made = {name: off(function) for name, function in before.items()}
@@ -83,15 +75,10 @@ def arrays_in(graph: GraphArrays, dtype: torch.dtype) -> GraphArrays:
     """The same graph with columns in ``dtype``, whose nodes and edges are numbered by place."""
 
     def converted(columns: dict[str, Tensor]) -> dict[str, Tensor]:
-        return {
-            name: column.to(dtype) if column.is_floating_point() else column
-            for name, column in columns.items()
-            if name not in (ORIG_ID, ORIG_EID)
-        }
+        own = {name: x for name, x in columns.items() if name not in (ORIG_ID, ORIG_EID)}
+        return {name: x.to(dtype) if x.is_floating_point() else x for name, x in own.items()}
 
-    nodes = {
-        ntype: converted(graph.node_data.get(ntype, {})) | {ORIG_ID: torch.arange(count)}
-        for ntype, count in graph.num_nodes.items()
-    }
+    numbers = {ntype: {ORIG_ID: torch.arange(count)} for ntype, count in graph.num_nodes.items()}
+    nodes = {n: converted(graph.node_data.get(n, {})) | numbers[n] for n in numbers}
     edges = {etype: converted(graph.edge_data.get(etype, {})) for etype in graph.edges}
     return replace(graph, node_data=nodes, edge_data=edges)

@@ -16,7 +16,7 @@ from sar.models.validation.blame import Comparison, Place
 from sar.models.validation.compare import Kind, Layout, Piece, layout_of
 from sar.models.validation.record import CALL, Event, Run
 from sar.models.validation.run import Subject
-from sar.partition.arrays import ORIG_ID, GraphArrays
+from sar.partition.arrays import ORIG_ID, EType, GraphArrays
 
 NORM = (
     "a norm of each rank's rows alone; sar.prepare(model, graph), or sar.convert_batch_norm, makes "
@@ -59,43 +59,33 @@ def changed(
     counts: dict[Any, int] = {**graph.num_nodes, **{e: len(x) for e, (x, _) in graph.edges.items()}}
     orders = {kind: torch.from_numpy(shuffle(count)) for kind, count in counts.items()}
     number = {ntype: orders[ntype].argsort() for ntype in graph.num_nodes}
+    times = dict.fromkeys(graph.num_nodes, min(copies, 1)) | dict.fromkeys(graph.edges, copies)
 
-    def columns(data: Mapping[Any, Mapping[str, Tensor]], times: int) -> dict[Any, dict]:
-        return {
-            kind: {
-                name: _beside(x[orders[kind]], times, name == ORIG_ID, copies == 2)
-                for name, x in of.items()
-            }
-            for kind, of in data.items()
-        }
+    def column(kind: Any, name: str, x: Tensor) -> Tensor:
+        x = copied = x[orders[kind]]
+        if name == ORIG_ID:
+            copied = x + len(x)
+        elif copies == 2 and x.is_floating_point():
+            copied = x * 1.7 + 0.3
+        return torch.cat([x, *[copied] * times[kind]])
 
-    def ends(ids: Tensor, ntype: str, order: Tensor) -> Tensor:
-        ids = number[ntype][ids][order]
+    def columns(data: Mapping[Any, Mapping[str, Tensor]]) -> dict[Any, dict[str, Tensor]]:
+        return {one: {k: column(one, k, x) for k, x in of.items()} for one, of in data.items()}
+
+    def ends(etype: EType, ids: Tensor, ntype: str) -> Tensor:
+        ids = number[ntype][ids][orders[etype]]
         return torch.cat([ids, *[ids + counts[ntype]] * copies])
 
-    def kind(one: Any, times: int) -> Kind:
+    def kind(one: Any) -> Kind:
         rows = torch.arange(counts[one])
-        return Kind(counts[one], (Piece(counts[one] * (1 + times), rows, orders[one]),))
+        return Kind(counts[one], (Piece(counts[one] * (1 + times[one]), rows, orders[one]),))
 
-    once = min(copies, 1)
-    made = replace(
-        graph,
-        num_nodes={ntype: count * (1 + once) for ntype, count in graph.num_nodes.items()},
-        edges={
-            e: (ends(src, e[0], orders[e]), ends(dst, e[2], orders[e]))
-            for e, (src, dst) in graph.edges.items()
-        },
-        node_data=columns(graph.node_data, once),
-        edge_data=columns(graph.edge_data, copies),
-    )
-    nodes, edges = [kind(n, once) for n in graph.num_nodes], [kind(e, copies) for e in graph.edges]
-    return made, Layout(nodes, edges)
-
-
-def _beside(x: Tensor, times: int, are_ids: bool, other: bool) -> Tensor:
-    """A column, and behind it so many copies for a copy of the graph."""
-    copied = x + len(x) if are_ids else x * 1.7 + 0.3 if other and x.is_floating_point() else x
-    return torch.cat([x, *[copied] * times])
+    made = GraphArrays(
+        graph.name, {n: count * (1 + times[n]) for n, count in graph.num_nodes.items()},
+        {e: (ends(e, x, e[0]), ends(e, y, e[2])) for e, (x, y) in graph.edges.items()},
+        columns(graph.node_data), columns(graph.edge_data),
+    )  # fmt: skip
+    return made, Layout(list(map(kind, graph.num_nodes)), list(map(kind, graph.edges)))
 
 
 @dataclass(frozen=True)
@@ -106,18 +96,23 @@ class Trial:
     graph: GraphArrays
     parts: np.ndarray
 
+    @property
+    def modules(self) -> dict[str, nn.Module]:
+        return dict(self.subject.model.named_modules())
+
     def compared(self, whole: Run | None = None) -> Comparison:
         """Both runs; ``whole`` is the one process', if it has run."""
         whole = whole or self.subject.whole(self.graph)
-        ranks = self.subject.ranks(self.graph, self.parts, whole.seeds)
+        ranks = self.subject.ranks(self.graph, self.parts)
         return Comparison(whole, ranks, layout_of(self.graph, self.parts))
 
-    def why(self, place: Place, module: nn.Module | None, compared: Comparison) -> str:
-        """The reason for which ``module`` differs, in words."""
+    def why(self, place: Place, compared: Comparison) -> str:
+        """The reason for which a place differs, in words."""
+        module = self.modules.get(place.module)
         if place.event is None:
             return STATE if place.what.startswith("buffer") else SHARES
         if module is not None and (place.what, place.event.kind) == ("output", "out"):
-            if is_norm_of_rows(module):
+            if type(with_norms_of_ranks(copy.deepcopy(module))) is not type(module):
                 return NORM
         why = self._shown(place, place.event, compared)
         return f"{STATE}: {why}" if place.again and why not in (OTHERS, STATE) else why
@@ -127,10 +122,8 @@ class Trial:
 
         def changes(made: tuple[GraphArrays, Layout], seed: int = 0) -> float:
             """How much another graph changes rows that both have; 0 but for rounding."""
-            graph, layout = made
-            subject = replace(self.subject, seed=seed)
-            run = subject.whole(graph, (layout, compared.whole.seeds))
-            worst = _most_apart(event, place, run, layout)
+            run = replace(self.subject, seed=seed).whole(made[0])
+            worst = _most_apart(event, place, run, made[1])
             return worst if worst > compared.tolerance else 0.0
 
         if place.what == "gradient" and self._are_ties(place.module, event):
@@ -151,7 +144,7 @@ class Trial:
             return False
         moved = replace(self, subject=replace(self.subject, jittered=module)).compared()
         pair = next((pair for pair in moved.events if pair[0].key == event.key), None)
-        by = None if pair is None else moved.backward(pair)
+        by = None if pair is None else moved.most(pair, True)
         return by is not None and by <= moved.tolerance
 
 
@@ -168,8 +161,3 @@ def _most_apart(event: Event, place: Place, run: Run, layout: Layout) -> float:
         if at in place.places and one is not None and two is not None
     ]
     return max(found, default=0.0)
-
-
-def is_norm_of_rows(module: nn.Module) -> bool:
-    """Whether :func:`sar.prepare` puts another module, or class, in its place."""
-    return type(with_norms_of_ranks(copy.deepcopy(module))) is not type(module)

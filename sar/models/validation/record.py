@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -22,24 +21,15 @@ Values = list[Tensor | None]
 
 @dataclass
 class Event:
-    """A module that begins (``"in"``) or ends (``"out"``) its forward.
-
-    Attributes:
-        module: its name in the model, ``""`` is the model.
-        number: how often it was called before. step: of training.
-        inside: the module whose forward calls it.
-        values: tensors among the arguments or results by place; ``None`` for what is no tensor, or
-            stands for edges.
-        grads: of these, 0 where none flows; ``None`` where it is not seen, as of lazy tensors.
-    """
+    """A module that begins (``"in"``) or ends (``"out"``) its forward."""
 
     kind: str
-    module: str
-    number: int
+    module: str  # its name in the model, "" is the model
+    number: int  # how often it was called before
     step: int
-    inside: str
-    values: Values = field(default_factory=list)
-    grads: Values = field(default_factory=list)
+    inside: str  # the module whose forward calls it
+    values: Values = field(default_factory=list)  # arguments or results; None is no tensor of rows
+    grads: Values = field(default_factory=list)  # of these, 0 where none flows; None: not seen
 
     @property
     def key(self) -> tuple[str, str, int]:
@@ -50,59 +40,45 @@ class Event:
 class Run:
     """What one rank, or the whole graph's process, has done.
 
-    Attributes:
-        events: calls of modules, and the results of the call, of all steps.
-        seeds: gradients that results were given, by step.
-        ends: what is left after a step by (step, what, name): gradients of parameters (``"sum"``
-            over the ranks) and of ``"rows"`` of nodes, at last the ``"buffer"``.
-        error: what it ended with. open: modules whose forward runs, or has raised that.
+    ``ends`` has what is left after a step by (step, what, name): gradients of parameters
+    (``"sum"`` over the ranks) and of ``"rows"`` of nodes, at last each ``"buffer"``.
     """
 
     events: list[Event] = field(default_factory=list)
-    seeds: dict[int, list[Tensor]] = field(default_factory=dict)
     ends: dict[tuple[int, str, str], Tensor] = field(default_factory=dict)
-    error: Exception | None = None
-    open: list[str] = field(default_factory=lambda: [CALL])
-
-    @contextmanager
-    def noting_errors(self) -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:
-            self.error = error
-            raise
+    error: Exception | None = None  # what it ended with
+    open: list[str] = field(default_factory=lambda: [CALL])  # whose forward runs, or has raised
 
 
 class Recorder:
-    """Notes the calls of a model's modules in ``run``, while :meth:`noting` is entered.
+    """Notes the calls of a model's modules in ``run``.
 
     Args:
-        skipped: modules that get no hooks, as fused layers would not be fused.
+        model: gets hooks, which stay.
+        skipped: modules that get none, as fused layers would not be fused.
         aliased: give modules views of their inputs, so that gradients of inputs are those that
             flow through this call alone, and results views as well.
+        moves: by name of a module: what makes other inputs of its own, if they are aliased.
     """
 
-    def __init__(self, run: Run, model: nn.Module, skipped: set[nn.Module], aliased: bool) -> None:
-        self._run, self._model, self._skipped, self._aliased = run, model, skipped, aliased
+    def __init__(
+        self, run: Run, model: nn.Module, skipped: set[nn.Module], aliased: bool,
+        moves: Mapping[Any, Callable[[Any], Any]],
+    ) -> None:  # fmt: skip
+        self._run, self._aliased, self._moves = run, aliased, moves
         self._numbers: Counter[tuple[str, str]] = Counter()
         self.step = 0
         self.hears = False  # gradients
-
-    @contextmanager
-    def noting(self) -> Iterator[None]:
-        with ExitStack() as hooks:
-            for name, module in self._model.named_modules():
-                if module not in self._skipped:
-                    enter, leave = partial(self._enter, name), partial(self._leave, name)
-                    before = module.register_forward_pre_hook(enter, with_kwargs=True)
-                    hooks.callback(before.remove)
-                    hooks.callback(module.register_forward_hook(leave).remove)
-            yield
+        for name, module in model.named_modules():
+            if module not in skipped:
+                module.register_forward_pre_hook(partial(self._enter, name), with_kwargs=True)
+                module.register_forward_hook(partial(self._leave, name))
 
     def _enter(self, name: str, _: nn.Module, args: Any, kwargs: Any) -> Any:
         if in_function():  # on rows of a block, as often as it takes
             return None
-        noted = self.note("in", name, (args, kwargs))
+        given = mapped((args, kwargs), self._moves.get(name, lambda leaf: leaf))
+        noted = self.note("in", name, given)
         self._run.open.append(name)
         return noted if self._aliased else None
 
@@ -124,10 +100,13 @@ class Recorder:
         return mapped(nest, partial(self._noted, event))
 
     def _noted(self, event: Event, leaf: Any) -> Any:
-        value = _value_of(leaf)
-        total = None
-        if value is not None and value.is_floating_point() and is_plain(leaf):
-            total = torch.zeros_like(value)
+        value = total = None
+        if isinstance(leaf, EdgeRows):  # computed by all ranks; its gradient is not seen
+            with torch.no_grad():
+                value = leaf.materialize().detach().clone()  # type: ignore[attr-defined]
+        elif is_plain(leaf):
+            value = leaf.detach().clone()
+            total = torch.zeros_like(value) if value.is_floating_point() else None
         event.values.append(value)
         event.grads.append(total)
         if total is None or not leaf.requires_grad:
@@ -142,18 +121,9 @@ class Recorder:
 
 
 def is_plain(leaf: Any) -> bool:
-    """Whether a tensor is no stand-in for edges."""
-    return not isinstance(leaf, EdgeRows) and not hasattr(leaf, "is_structure")
-
-
-def _value_of(leaf: Any) -> Tensor | None:
-    """A copy of a tensor; that of a lazy one of edges is computed, by all ranks."""
-    if not isinstance(leaf, Tensor) or hasattr(leaf, "is_structure"):
-        return None
-    if isinstance(leaf, EdgeRows):
-        with torch.no_grad():
-            leaf = leaf.materialize()  # type: ignore[attr-defined]
-    return leaf.detach().clone() if leaf.layout == torch.strided else None
+    """Whether it is a tensor that holds its numbers, no stand-in for edges."""
+    is_structure = hasattr(leaf, "is_structure")
+    return isinstance(leaf, Tensor) and not is_structure and leaf.layout == torch.strided
 
 
 def mapped(nest: Any, function: Callable[[Any], Any]) -> Any:

@@ -23,13 +23,12 @@ from sar.graph import load_partition_data
 from sar.models.calling import GRAPHS
 from sar.models.validation.blame import Comparison, Place
 from sar.models.validation.calls import call_on, front_end_of
-from sar.models.validation.cuts import near_cut, random_cut
-from sar.models.validation.neutral import arrays_in, cast, copied, no_dropout, without_dropout
+from sar.models.validation.neutral import arrays_in, neutral, no_dropout
 from sar.models.validation.reasons import FUSED, OTHERS, Trial
 from sar.models.validation.record import CALL, Run
 from sar.models.validation.report import Finding, ModuleRow, Validation
-from sar.models.validation.run import Subject
-from sar.models.validation.source import kind_of, small_graph
+from sar.models.validation.run import Subject, nobody
+from sar.models.validation.source import kind_of, near_cut, random_cut, small_graph
 from sar.partition.arrays import GraphArrays
 from sar.partition.write import write_partitions
 
@@ -88,8 +87,10 @@ def validate(
             got = f"{parts} for a graph of {arrays.total_nodes} nodes"
             raise ValueError(f"parts: got {got}, expected at most one for each node")
         name = _front_end(model, graph, front_end)
-        call = call or partial(call_on, front_end=_own(name), features=features)
-        return _in_some_dtype(partial(_subject, model, call, name, prepare), arrays, parts, piece)
+        own = GRAPHS if name == "sar" else name
+        call = call or partial(call_on, front_end=own, features=features)
+        make = partial(_subject, model, call, own, name != "sar", prepare)
+        return _in_some_dtype(make, arrays, parts, piece)
 
 
 def _in_some_dtype(
@@ -98,19 +99,16 @@ def _in_some_dtype(
     """The comparison in float64, or in float32 where the model casts to that itself."""
     error: Exception | None = None
     for dtype in (torch.float64, torch.float32):
-        try:
-            with _undisturbed(dtype) as told:
-                graph = arrays_in(arrays, dtype)
-                subject = make(graph)
-                with no_dropout():
-                    return _report(*_reference(subject, graph), graph, parts, piece, told)
-        except _RaisesOnWholeError as raised:
-            error = error or raised
-    raise ValueError(str(error)) from (error and error.__cause__)
-
-
-class _RaisesOnWholeError(Exception):
-    """The model raises on the whole graph; the cause is the error."""
+        with _undisturbed(dtype) as told:
+            graph = arrays_in(arrays, dtype)
+            subject = make(graph)
+            with no_dropout():
+                subject, whole = _reference(subject, graph)
+                if whole.error is None:
+                    return _report(subject, whole, graph, parts, piece, told)
+                error = error or whole.error
+    text = f"{type(error).__name__}: {error}"
+    raise ValueError(f"model: raises on the whole graph, too: {text}") from error
 
 
 def _front_end(model: Any, graph: Any, said: str | None) -> str:
@@ -123,11 +121,6 @@ def _front_end(model: Any, graph: Any, said: str | None) -> str:
     if name != "sar" and not hasattr(registry.front_end(name), "whole_graph"):
         raise ValueError(f"front_end: got {name!r}, expected one with whole graphs: dgl, pyg, sar")
     return name
-
-
-def _own(name: str) -> str:
-    """The front end that makes the graphs."""
-    return GRAPHS if name == "sar" else name
 
 
 @contextmanager
@@ -146,84 +139,84 @@ def _undisturbed(dtype: torch.dtype) -> Iterator[list[warnings.WarningMessage]]:
             random.setstate(state)
 
 
-def _subject(model: Any, call: Any, name: str, prepare: bool, graph: GraphArrays) -> Subject:
-    front = registry.front_end(_own(name))
+def _subject(
+    model: Any, call: Any, own: str, has_library: bool, prepare: bool, graph: GraphArrays
+) -> Subject:
+    front = registry.front_end(own)
     registry.install()  # before functions of dropout are replaced
     make = None if isinstance(model, nn.Module) else model
     if make is not None:
         model = _on_one_rank(graph, front, make)
         expect.instance(model, "model", nn.Module, "a function that gives a torch.nn.Module")
     try:
-        model = without_dropout(cast(copied(model), torch.get_default_dtype()))
+        model = neutral(model)
     except RuntimeError as error:
         raise ValueError(f"model: got one that cannot be copied: {error}") from error
     if any(map(is_lazy, model.parameters())):  # a forward pass gives them their shapes
         with torch.no_grad(), use_group(LocalGroup()):
             call(model, front.whole_graph(graph))
-    return Subject(model, make, _own(name), call, name != "sar", prepare)
+    return Subject(model, make, own, call, has_library, prepare)
 
 
 def _on_one_rank(graph: GraphArrays, front: Any, work: Callable[[Any], Any]) -> Any:
     """What ``work`` gives for the graph as one rank has it."""
-    nobody = np.zeros(graph.total_nodes, np.int64)
     with scratch_folder() as folder:
-        path = write_partitions(graph, nobody, folder / "parts", "graph", num_parts=1)
+        path = write_partitions(graph, nobody(graph), folder / "parts", "graph", num_parts=1)
         return ThreadGroup.run(1, lambda _: work(front.rank_graph(load_partition_data(path))))[0]
 
 
 def _reference(subject: Subject, graph: GraphArrays) -> tuple[Subject, Run]:
     """The run on the whole graph; one rank's where the model does not take a library's."""
     run = subject.whole(graph)
-    error = run.error
-    if error is not None and subject.has_library:
-        subject = replace(subject, has_library=False)
-        run = subject.whole(graph)
-    if run.error is None:
-        return subject, run
-    raise _RaisesOnWholeError(
-        f"model: raises on the whole graph, too: {type(error).__name__}: {error}"
-    ) from error
+    if run.error is not None and subject.has_library:
+        other = replace(subject, has_library=False)
+        if (found := other.whole(graph)).error is None:
+            return other, found
+    return subject, run
 
 
 def _report(
     subject: Subject, whole: Run, graph: GraphArrays, count: int, piece: str | None,
     told: list[warnings.WarningMessage],
 ) -> Validation:  # fmt: skip
-    modules = dict(subject.model.named_modules())
     for cut in (random_cut, near_cut):  # some mistakes do not show in one
         trial = Trial(subject, graph, cut(graph, count))
         compared = trial.compared(whole)
-        finding = _finding(trial, compared, modules, told)
+        finding = _finding(trial, compared, told)
         if finding is not None:
             break
     return Validation(
-        tuple(_rows(compared, modules)), finding, count, graph.total_nodes, graph.total_edges,
-        piece, subject.front_end if subject.has_library else ONE_RANK,
+        tuple(_rows(compared, trial.modules)), finding, count, graph.total_nodes,
+        graph.total_edges, piece, subject.front_end if subject.has_library else ONE_RANK,
         str(torch.get_default_dtype()).removeprefix("torch."), compared.tolerance,
     )  # fmt: skip
 
 
 def _finding(
-    trial: Trial, compared: Comparison, modules: dict[str, nn.Module],
-    told: list[warnings.WarningMessage],
-) -> Finding | None:  # fmt: skip
-    run, place = compared.ranks[0], None
+    trial: Trial, compared: Comparison, told: list[warnings.WarningMessage]
+) -> Finding | None:
+    run = compared.ranks[0]
     if run.error is not None:
         place = Place(run.open[-1], "error", float("inf"))
         why = f"ranks raise {type(run.error).__name__}: {run.error}"
-    elif (found := compared.place()) is not None:
-        trial = replace(trial, subject=replace(trial.subject, closely=True))
-        closely = trial.compared()
-        place = closely.place()
-        if place is None:
-            place, why = found, FUSED
-        else:
-            compared, why = closely, trial.why(place, modules.get(place.module), closely)
-    if place is None:
+        return _told(place, why, compared, trial)
+    first = compared.place()
+    if first is None:
         return None
+    trial = replace(trial, subject=replace(trial.subject, closely=True))
+    closely = trial.compared()
+    inner = closely.place()
+    if inner is None:
+        return _told(first, FUSED, compared, trial)
+    why = trial.why(inner, closely)
     mistakes = [one.message for one in told if issubclass(one.category, MistakeWarning)]
     why = f"{why}; {mistakes[0]}" if why == OTHERS and mistakes else why
-    kind = type(modules[place.module]).__name__ if place.module in modules else ""
+    return _told(inner, why, closely, trial)
+
+
+def _told(place: Place, why: str, compared: Comparison, trial: Trial) -> Finding:
+    found = trial.modules.get(place.module)
+    kind = "" if found is None else type(found).__name__
     where = _where(place, compared)
     return Finding(place.module or kind, kind, place.what, why, where, place.by)
 
@@ -236,7 +229,7 @@ def _rows(compared: Comparison, modules: dict[str, nn.Module]) -> Iterator[Modul
             ends.setdefault(pair[0].module, []).append(pair)
     for name, pairs in ends.items():
         kind = "" if name == CALL else type(modules[name]).__name__
-        found = (map(of, pairs) for of in (compared.forward, compared.backward))
+        found = ([compared.most(pair, grads) for pair in pairs] for grads in (False, True))
         most = (max((by for by in one if by is not None), default=None) for one in found)
         yield ModuleRow(name or kind, kind, len(pairs), *most)
 
