@@ -60,21 +60,6 @@ def test_bipartite_relations_with_few_or_no_edges(
     check(setting, run_threads(3, case_train, path, setting, start_state(setting)))
 
 
-@pytest.mark.parametrize("op", ["sum", "mean", "max", "min"])
-def test_no_edges_at_all(op: str, partitioned: Cutter) -> None:
-    """Zeros, and no gradient."""
-
-    def case(group: Any) -> tuple[float, float]:
-        graph = sar.construct_full_graph(sar.load_dgl_partition_data(path, group.rank, "cpu"))
-        x = torch.ones(graph.num_nodes(), 2, requires_grad=True)
-        out = graph.aggregate(x, op)
-        out.sum().backward()
-        return float(out.abs().sum()), float(x.grad.abs().sum())
-
-    path = partitioned(sample("no_edges"), 3, "random")
-    assert run_threads(3, case) == [(0.0, 0.0)] * 3
-
-
 def test_empty_parts_over_processes(partitioned: Cutter, processes: WorkerPool) -> None:
     """gloo's exchanges with nothing to send, nothing to receive, and neither."""
     for graph, size, parts in (CUTS[1], CUTS[2], CUTS[-1]):

@@ -72,24 +72,26 @@ def case_agreements(group: Group) -> tuple[str, float]:
     return caught(call)
 
 
-def check_both(results: list[tuple[str, float]], seconds: float) -> None:
+def check_both(results: list[tuple[str, float]]) -> None:
+    """Long before the timeout."""
     for rank, (message, taken) in enumerate(results):
         assert message.startswith(f"rank {rank}: "), message
         for other, mark in enumerate(("first", "second")):
             line = rf"rank {other} stood in \S*test_apart\.py:\d+ `[^`]+# {mark}`"
             assert re.search(line, message), message
-        assert message.endswith(HINT) and taken < seconds, (message, taken)
+        assert message.endswith(HINT) and taken < 30, (message, taken)
 
 
 @pytest.mark.parametrize("case", [case_collectives, case_agreements])
 def test_different_collectives_name_the_lines_of_all(case: Any, either: WorkerPool) -> None:
-    check_both(either.run(2, case), seconds=9)
-    check_both(run_threads(2, case), seconds=9)
+    check_both(either.run(2, case, timeout=50.0))
+    check_both(run_threads(2, case, timeout=50.0))
 
 
 def test_an_evaluation_on_one_rank(partitioned: Cutter) -> None:
-    results = run_threads(2, case_evaluation, partitioned(mixed(), 2, "random"))
-    check_both(results, seconds=9)
+    path = partitioned(mixed(), 2, "random")
+    results = run_threads(2, case_evaluation, path, timeout=50.0)
+    check_both(results)
     assert "test_apart.py" in results[0][0].partition(", called in ")[2], "who called evaluate"
 
 
@@ -173,8 +175,8 @@ def test_threads_name_who_failed_and_who_is_through() -> None:
         return caught(lambda: group.rank == 1 or group.all_reduce(torch.ones(1)))  # waits
 
     begin = time.monotonic()
-    message, _ = run_threads(2, returns, timeout=30)[0]
-    assert time.monotonic() - begin < 9, "it is known at once that nobody comes"
+    message, _ = run_threads(2, returns, timeout=50)[0]
+    assert time.monotonic() - begin < 30, "it is known at once that nobody comes"
     assert re.match(r"rank 0: rank 1 has ended; rank 0 stood in .*# waits`", message), message
 
 

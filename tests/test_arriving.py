@@ -13,7 +13,7 @@ from harness import run_threads
 from harness.covering import by_pairs
 from harness.graphs import mixed, to_dgl
 from harness.parts import Cutter
-from harness.rows import Part
+from harness.rows import Part, check_all
 from harness.rows import whole as whole_rows
 from torch import Tensor, nn
 
@@ -87,19 +87,13 @@ def on_ranks(
     return joined, [sent for *_, sent in ranks]
 
 
-def check(got: dict[str, Tensor], want: dict[str, Tensor]) -> None:
-    assert got.keys() == want.keys()
-    for name in want:
-        torch.testing.assert_close(got[name], want[name], rtol=1e-11, atol=1e-10, msg=name)
-
-
 @by_pairs(kind=LAYERS, size=[1, 2, 4], policy=[{}, {"rounds": 1}, {"rematerialize": False}])
 def test_layers_equal_dgl_and_send_their_input(
     kind: str, size: int, policy: dict, partitioned: Cutter
 ) -> None:
     path = partitioned(mixed(), size, "random")
     got, sent = on_ranks(path, size, lambda rank: make(kind), **policy)
-    check(got, whole(make(kind)))
+    check_all(got, whole(make(kind)))
     passes = 2 if policy.get("rematerialize", True) else 1
     passes += SENT[kind] > FEATURES  # gradients home
     rounds = min(policy.get("rounds", size - 1), size - 1)
@@ -123,7 +117,7 @@ def test_options_of_layers(kind: str, options: dict, cut: str, partitioned: Cutt
     """Parts of one node and of none among the cuts."""
     path = partitioned(mixed(), 3, cut)
     got, sent = on_ranks(path, 3, lambda rank: make(kind, **options), structure="one")
-    check(got, whole(make(kind, **options)))
+    check_all(got, whole(make(kind, **options)))
     assert {size for each in sent for size in each} == {FEATURES * 8}
 
 
@@ -136,7 +130,7 @@ def test_a_projection_with_a_bias(partitioned: Cutter) -> None:
         return layer
 
     got, sent = on_ranks(partitioned(mixed(), 3, "random"), 3, biased)
-    check(got, whole(biased()))
+    check_all(got, whole(biased()))
     assert {size for each in sent for size in each} == {FEATURES * 8}
 
 
@@ -151,7 +145,7 @@ def test_ranks_that_look_into_a_layer(ranks: list[int], partitioned: Cutter) -> 
     path = partitioned(mixed(), 3, "random")
     make_layer = lambda rank: look(make("gat")) if rank in ranks else make("gat")  # noqa: E731
     got, sent = on_ranks(path, 3, make_layer)
-    check(got, whole(make("gat")))
+    check_all(got, whole(make("gat")))
     assert {size for each in sent for size in each} == {(WIDTH + 1) * HEADS * 8, *BACK, *TOLD}
 
 
@@ -160,7 +154,7 @@ def test_the_narrower_rows_travel(width: int, partitioned: Cutter) -> None:
     """FEATURES are as many as values and scores with width 1, and fewer than those with 2."""
     path = partitioned(mixed(), 2, "random")
     got, sent = on_ranks(path, 2, lambda rank: make("gat", width))
-    check(got, whole(make("gat", width)))
+    check_all(got, whole(make("gat", width)))
     assert {size for each in sent for size in each} == {FEATURES * 8}
     _, sent = on_ranks(path, 2, lambda rank: make("gatv2", 1))
     assert {size for each in sent for size in each} == {HEADS * 8}
@@ -183,7 +177,7 @@ class Model(nn.Module):
 def test_inputs_that_ask_for_gradients_are_projected_first(partitioned: Cutter) -> None:
     path = partitioned(mixed(), 2, "random")
     got, sent = on_ranks(path, 2, lambda rank: Model())
-    check(got, whole(Model()))
+    check_all(got, whole(Model()))
     told = [size / 8 for size in TOLD]
     assert {size / 8 for each in sent for size in each} == {FEATURES, 21, 20 + 4, 1, *told}
 

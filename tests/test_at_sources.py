@@ -24,7 +24,7 @@ from harness.graphs import (
 )
 from harness.late import run_late
 from harness.parts import Cutter
-from harness.rows import Part, join_nodes, results
+from harness.rows import Part, check_all, join_nodes, results
 from harness.rows import whole as whole_rows
 from torch import Tensor, nn
 
@@ -84,12 +84,6 @@ def whole(graph: GraphArrays, module: nn.Module) -> dict[str, Tensor]:
     return results(twin, module, x, whole_rows(len(x), module(twin, x).shape[1:], seed=2))
 
 
-def check(got: dict[str, Tensor], want: dict[str, Tensor]) -> None:
-    assert got.keys() == want.keys()
-    for name in want:
-        torch.testing.assert_close(got[name], want[name], rtol=1e-11, atol=1e-10, msg=name)
-
-
 POLICIES: list[dict] = [{}, {"rounds": 1}, {"rounds": 2}, {"memory_budget": "64KiB"}]
 
 
@@ -101,7 +95,7 @@ def test_gradients_equal_dgl(
     size: int, cut: str, policy: dict, partitioned: Cutter, passes: list[bool]
 ) -> None:
     path = partitioned(mixed(), size, cut)
-    check(on_ranks(mixed(), path, size, layer, **policy), whole(mixed(), layer()))
+    check_all(on_ranks(mixed(), path, size, layer, **policy), whole(mixed(), layer()))
     assert passes == [True] * size
 
 
@@ -111,13 +105,13 @@ def test_gradients_equal_dgl(
 def test_odd_graphs(graph: Callable[[], GraphArrays], partitioned: Cutter) -> None:
     for cut in ("random", "contiguous"):
         path = partitioned(graph(), 3, cut)
-        check(on_ranks(graph(), path, 3, layer), whole(graph(), layer()))
+        check_all(on_ranks(graph(), path, 3, layer), whole(graph(), layer()))
 
 
 def test_rows_that_come_late(partitioned: Cutter, passes: list[bool]) -> None:
     """No buffer is read before it is filled, or filled before it is free."""
     path = partitioned(mixed(), 4, "random")
-    check(on_ranks(mixed(), path, 4, layer, run_late), whole(mixed(), layer()))
+    check_all(on_ranks(mixed(), path, 4, layer, run_late), whole(mixed(), layer()))
     assert passes == [True] * 4
 
 
@@ -136,8 +130,8 @@ def test_dropout_of_weights_has_the_same_masks(
 
     there, here, alone = run(3, **policy), run(3, exchange="pull", **policy), run(1)
     assert passes == [True] * 3 + [False] * 4
-    check(there, alone)
-    check(here, alone)
+    check_all(there, alone)
+    check_all(here, alone)
 
 
 def test_layers_with_and_without_dropout(partitioned: Cutter, passes: list[bool]) -> None:
@@ -155,7 +149,7 @@ def test_layers_with_and_without_dropout(partitioned: Cutter, passes: list[bool]
     mix = whole_rows(WIDTH, (FEATURES,), seed=6)
     path = partitioned(mixed(), 3, "random")
     want = on_ranks(mixed(), partitioned(mixed(), 1), 1, Both)
-    check(on_ranks(mixed(), path, 3, Both), want)
+    check_all(on_ranks(mixed(), path, 3, Both), want)
     assert passes == [False] * 2 + [True] * 6
 
 
@@ -212,7 +206,7 @@ def test_whichever_rows_are_fewer(fans_out: bool, partitioned: Cutter, passes: l
     hub, others = [0] * 30, [*range(1, 31)]
     graph = homogeneous("fan", 31, *((hub, others) if fans_out else (others, hub)))
     path = partitioned(graph, 2, [0] + [1] * 30)
-    check(on_ranks(graph, path, 2, layer), whole(graph, layer()))
+    check_all(on_ranks(graph, path, 2, layer), whole(graph, layer()))
     assert passes == [not fans_out] * 2
 
 
@@ -228,6 +222,6 @@ def test_a_budget_that_holds_rows_of_starts_only(partitioned: Cutter, passes: li
     path = partitioned(graph, size, owner)
     starts = HEADS * (WIDTH + 1) * 16 * (4 * few + 3)  # bytes, both ways in two rounds
     for budget, there in ((starts, False), (4 * starts, True)):
-        check(on_ranks(graph, path, size, layer, memory_budget=budget), whole(graph, layer()))
+        check_all(on_ranks(graph, path, size, layer, memory_budget=budget), whole(graph, layer()))
         assert passes == [there] * size
         passes.clear()

@@ -155,23 +155,3 @@ def test_no_buffer_is_used_too_early(model: str, rematerialize: bool, partitione
         setting = Setting(model, rounds, mfgs, rematerialize)
         path = partitioned(setting.sample, 4, "random")
         check(setting, run_late(4, case_train, path, setting, start_state(setting)))
-
-
-@pytest.mark.parametrize("mfgs", [False, True])
-@pytest.mark.parametrize("model", ["SAGEConv-mean", "SAGEConv-pool", "RelGraphConv-basis"])
-def test_two_runs_are_bit_identical(
-    model: str, mfgs: bool, partitioned: Cutter, processes: WorkerPool
-) -> None:
-    setting = Setting(model, 2, mfgs, dtype=torch.float32, optimizers=("adam",))
-    path = partitioned(setting.sample, 3, "random")
-    first, second = (
-        processes.run(3, case_train, path, setting, start_state(setting)) for _ in range(2)
-    )
-    for one, other in zip(first, second, strict=True):
-        assert one.loss == other.loss
-        for key, rows in one.logits.items():
-            assert torch.equal(rows, other.logits[key])
-        for key, grad in one.grads.items():
-            assert torch.equal(grad, other.grads[key])
-        for key, value in one.stepped["adam"].items():
-            assert torch.equal(value, other.stepped["adam"][key])

@@ -90,7 +90,7 @@ def test_how_a_rank_ends(code: str, error: str, run: Any) -> None:
     begin = time.monotonic()
     with pytest.raises(SarError, match=error):
         run(code + "\nif not rank: time.sleep(1)")
-    assert time.monotonic() - begin < 10
+    assert time.monotonic() - begin < 40  # not when the one that sleeps has ended
 
 
 LEAVING = """

@@ -11,6 +11,7 @@ from harness import pyg as harness
 from harness import run_threads
 from harness.graphs import ETYPE_HOMO, NTYPE_HOMO, NUM_FEATURES, mixed
 from harness.parts import Cutter
+from harness.rows import made
 from torch import Tensor, nn
 from torch_geometric import nn as of_pyg
 from torch_geometric.utils import scatter
@@ -21,12 +22,6 @@ from sar.comm import Group
 
 WIDTH = NUM_FEATURES
 Model = Callable[[], nn.Module]
-
-
-def made(make: Model) -> nn.Module:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return make().double()
 
 
 class Edges(nn.Module):

@@ -1,4 +1,4 @@
-"""Edges of several types: masks, streams that relations share, offsets, training, dropout."""
+"""Edges of several types: masks, streams that relations share, offsets, dropout."""
 
 from __future__ import annotations
 
@@ -276,40 +276,7 @@ def test_wrong_offsets_are_refused(cut: Cutter, name: str) -> None:
     on_ranks(cut(shop(), 3), 3, case)
 
 
-# -- training ------------------------------------------------------------------------------------
-
-
-def epochs(model: Any, x: dict, edges: dict, targets: dict, mean: Callable) -> list[float]:
-    """Losses of ten epochs of Adam."""
-    optimizer, losses = torch.optim.Adam(model.parameters(), lr=0.02), []
-    for _ in range(10):
-        optimizer.zero_grad()
-        out = model(x, edges)
-        loss = mean(torch.cat([(out[t] - targets[t]).square().flatten() for t in sorted(out)]))
-        loss.backward()
-        sar.gather_grads(model)
-        optimizer.step()
-        losses.append(float(loss.detach()))
-    return losses
-
-
-@pytest.mark.parametrize("kind", ["hgt", "han"])
-def test_ten_epochs_are_those_of_one_process(cut: Cutter, kind: str) -> None:
-    torch.manual_seed(3)
-    heads = {"hgt": pyg.HGTConv, "han": pyg.HANConv}[kind]
-    model = heads(WIDTH, WIDTH, SHOP, heads=2).double()
-    graph, found = shop(), {}
-    rows = {t: columns["feat"].double() for t, columns in graph.node_data.items()}
-    aims = {t: x.flip(1).tanh() for t, x in rows.items()}
-    edges = {e: torch.stack(ends) for e, ends in graph.edges.items()}
-    found["whole"] = epochs(deepcopy(model), rows, edges, aims, Tensor.mean)
-
-    def case(data: Any, group: Any) -> list[float]:
-        x, targets = ({t: part[t][data[t].n_id] for t in part} for part in (rows, aims))
-        return epochs(deepcopy(model), x, data.edge_index_dict, targets, sar.global_mean)
-
-    for losses in on_ranks(cut(graph, 3), 3, case):
-        torch.testing.assert_close(losses, found["whole"], rtol=0, atol=1e-9)
+# -- dropout -------------------------------------------------------------------------------------
 
 
 class Drop(pyg.MessagePassing):

@@ -22,6 +22,7 @@ from harness.graphs import (
     mixed,
 )
 from harness.parts import Cutter, joined
+from harness.rows import made
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch_geometric import nn as of_pyg
@@ -33,12 +34,6 @@ from sar.comm import Group
 
 WIDTH, HIDDEN = NUM_FEATURES, 8
 Model = Callable[[], nn.Module]
-
-
-def made(make: Model) -> nn.Module:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return make().double()
 
 
 class Own(nn.Module):

@@ -14,6 +14,7 @@ from harness import run_threads
 from harness.compare import assert_gradients_close
 from harness.graphs import sample, to_dgl
 from harness.parts import Cutter
+from harness.rows import made
 from harness.training import gathered
 from torch import Tensor, nn
 
@@ -96,12 +97,6 @@ def at_nodes(graph: Any, rows: Tensor) -> Tensor:
 
 def loss_rows(rows: Tensor) -> Tensor:
     return torch.sin(rows + torch.arange(rows.shape[-1])).sum(-1)
-
-
-def made(make: Callable[[], nn.Module]) -> nn.Module:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return make().double()
 
 
 def compare(

@@ -76,29 +76,6 @@ def test_other_forms_of_npz(tmp_path):
     assert data["label"][:2].tolist() == [0, 1.5]
 
 
-def test_npz_heterogeneous(tmp_path):
-    path = save(
-        tmp_path / "h.npz",
-        **{
-            "num_nodes/user": np.array(3),
-            "num_nodes/item": np.array(2),
-            "edges/user/buys/item": np.array([[0, 2, 2], [1, 0, 1]], dtype=np.int32),
-            "edges/item/sold_to/user": np.array([[1], [0]], dtype=np.int32),
-            "feat/user": np.ones((3, 2), dtype=np.float32),
-            "label/item": np.array([[0, 1], [1, 1]], dtype=np.int8),
-            "train_mask/item": np.array([True, False]),
-        },
-    )
-    graph = open_source(path)
-    assert graph.num_nodes == {"item": 2, "user": 3}
-    assert list(graph.edges) == [("item", "sold_to", "user"), ("user", "buys", "item")]
-    src, dst = graph.edges[("user", "buys", "item")]
-    assert (src.tolist(), dst.tolist()) == ([0, 2, 2], [1, 0, 1])
-    assert set(graph.node_data["user"]) == {"feat", "orig_id"}
-    assert set(graph.node_data["item"]) == {"label", "train_mask", "orig_id"}
-    assert graph.node_data["item"]["label"].dtype == torch.int8
-
-
 def test_npz_triples(tmp_path):
     path = save(
         tmp_path / "kg.npz",

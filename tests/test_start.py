@@ -25,7 +25,7 @@ from sar.cli.ranks import run_ranks
 from sar.errors import SarError
 
 LIMIT = 10  # seconds of the ranks' timeout; on a loaded machine they need some to meet
-SLACK = 8  # seconds after it in which all have ended
+SLACK = 20  # seconds after it in which all have ended, on a loaded machine, too
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import itertools
 import os
 import runpy
@@ -22,6 +23,7 @@ _PAUSE = 0.02
 
 def _run(words: list[str], environment: dict[str, str], cwd: str, base: str) -> None:
     """``python words...`` in this process, which leads a session and writes to files."""
+    gc.freeze()  # a collection would copy all pages of what was imported before the fork
     os.setsid()
     os.chdir(cwd)
     for number, name in ((1, "out"), (2, "err")):

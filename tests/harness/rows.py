@@ -24,6 +24,13 @@ def whole(count: int, shape: tuple[int, ...], seed: int) -> Tensor:
     return size * sign
 
 
+def made(make: Callable[[], nn.Module]) -> nn.Module:
+    """The same float64 module each time."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return make().double()
+
+
 def eager(column: Any) -> Tensor:
     """The values of an edge column, which may be lazy."""
     return getattr(column, "materialize", lambda: column)()
@@ -45,6 +52,12 @@ class Part:
 
     def edge_rows(self, values: Tensor, grad: bool = True) -> Tensor:
         return values[self.edges].requires_grad_(grad)
+
+
+def check_all(got: dict[str, Tensor], want: dict[str, Tensor]) -> None:
+    assert got.keys() == want.keys()
+    for name in want:
+        torch.testing.assert_close(got[name], want[name], rtol=1e-11, atol=1e-10, msg=name)
 
 
 def join_nodes(parts: list[dict], key: str, total: int) -> Tensor:

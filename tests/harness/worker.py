@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import gc
 import os
 import pickle
 import signal
@@ -27,6 +28,7 @@ class Membership:
 def main(connection: Connection, log: str, environment: dict[str, str]) -> None:
     """Serve until the pipe closes. ``SIGUSR1`` writes all stacks to the file ``log``.
     ``SAR_TEST_BACKEND`` of the environment is gloo, ccl or what stands in for it."""
+    gc.freeze()  # a collection would copy all pages of what was imported before the fork
     os.environ.update(environment)
     with open(log, "w", encoding="utf-8") as stacks:
         faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
