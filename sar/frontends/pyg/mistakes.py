@@ -92,8 +92,8 @@ def _of_pool(pool: Callable[..., Tensor]) -> Callable[..., Tensor]:
     @wraps(pool)
     def call(x: Any, batch: Any, *args: Any, **kwargs: Any) -> Tensor:
         if batch is None or type(batch) is Tensor:
-            how = "without batch" if batch is None else "by a plain batch"
-            _warn_of_local(x, f"{pool.__name__} {how} pools", _POOL)
+            how = "without batch pools" if batch is None else "by a plain batch pools"
+            _warn_of_local(x, f"{pool.__name__} {how}", _POOL)
         return pool(x, batch, *args, **kwargs)
 
     return call
