@@ -39,7 +39,7 @@ def found(parts: str, tmp_path_factory: Any) -> dict[str, Any]:
     """What the harness prints, by model."""
     folder = tmp_path_factory.mktemp("spill")
     done = subprocess.run(
-        [sys.executable, JOB, parts, folder, "sage", "gat"],
+        [sys.executable, JOB, folder, parts, "sage", parts, "gat"],
         capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
         timeout=200, check=False,
     )  # fmt: skip

@@ -60,7 +60,7 @@ def run_parts(
         TypeError, ValueError, PartitionError: an argument, or the partitions, are wrong, as a
             ``directory`` in memory (tmpfs) is.
         SarError: this process is a rank already, another run has the ``directory``, its disk is
-            full, or ``memory`` is too little, with the least that would have done so far.
+            full, or ``memory`` is too little, with what was needed where it stopped.
         NotSupportedError: another system than Linux, another allocator than glibc's.
         Exception: otherwise, that of the part that failed first.
     """

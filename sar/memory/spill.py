@@ -157,7 +157,7 @@ class Spill:
     def table_bytes(self, held: int, least: int) -> int:
         self._measure()
         if self._limit < self._needed + least:
-            raise self._too_little(self._needed + least, more=held)
+            raise self._too_little(self._needed + least)
         return max(least, self._limit - max(held, self._needed) - self._spare)
 
     def new_table(self, num_bytes: int) -> Tensor:
@@ -315,8 +315,8 @@ class Spill:
                     return
             short -= self._drop_coming(besides=self._time)
             short -= self._let_go(_NOBODY, short)
-            if short > 0:  # what follows may need as much again, as in backward
-                raise self._too_little(self._limit + short, more=self._limit + short)
+            if short > 0:
+                raise self._too_little(self._limit + short)
 
     @property
     def _ahead(self) -> int:
@@ -339,13 +339,13 @@ class Spill:
             done += block.size
         return done
 
-    def _too_little(self, needed: int, more: int = 0) -> SarError:
-        """Blocks need so many bytes now, and ``more`` later; others may come, some of each part."""
-        more += self._spare + 4 * self._least * len(self._meters)
-        least = self._most - self._limit + needed + more
+    def _too_little(self, needed: int) -> SarError:
+        """Blocks need so many bytes now. Nobody knows what they need later: a plan tries it."""
+        now = self._most - self._limit + needed
         return SarError(
-            f"memory: got {self._most:,} bytes, and part {self._rank} needs more at this point; "
-            f"expected at least {least:,}, or a graph of more parts"
+            f"memory: got {self._most:,} bytes, part {self._rank} needs {now:,} at this point, and "
+            "maybe more later; expected the least of `sar plan --out-of-core` or more, or a graph "
+            "of more parts"
         )
 
     # Reading.

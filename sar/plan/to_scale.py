@@ -19,6 +19,10 @@ from sar.memory.spill import LEAST_BYTES, Spill
 NO_LIMIT = 1 << 50  # bytes
 
 
+class TooLittle(SarError):
+    """The model to scale does not fit."""
+
+
 class SpillToScale(Spill):
     """A :class:`Spill` that counts what grows with the graph, within ``room`` bytes of it.
 
@@ -26,15 +30,15 @@ class SpillToScale(Spill):
         fixed: bytes of tensors that do not grow, such as parameters.
 
     Attributes:
-        peak: bytes at the most. lacked: which would have been enough for what did not fit.
+        peak: bytes at the most.
         shared: what all ranks share, the table.
     """
 
     def __init__(self, folder: Path, room: int, scale: float, fixed: set[int]) -> None:
         super().__init__(folder, NO_LIMIT, max(PAGE, round(LEAST_BYTES / scale)))
         self._given, self._fixed, self._spare = room, fixed, round(self._spare / scale)
-        self._small, self._apart = dict[int, int](), set[int]()
-        self.peak = self.lacked = 0
+        self._small, self._apart = dict[int, int](), dict[int, set[int]]()
+        self.peak = 0
         self.shared = dict[Any, Any]()
 
     def __enter__(self) -> SpillToScale:
@@ -48,11 +52,12 @@ class SpillToScale(Spill):
         return self._file.size
 
     @contextmanager
-    def leaving_out(self, rank: int) -> Iterator[None]:
-        """Inside, nothing that ``rank`` makes grows with the graph."""
-        self._apart.add(rank)
+    def leaving_out(self, rank: int, but: set[int]) -> Iterator[None]:
+        """Inside, nothing that ``rank`` makes grows with the graph, ``but`` tensors of so many
+        bytes."""
+        self._apart[rank] = but
         yield
-        self._apart.discard(rank)
+        del self._apart[rank]
 
     def _measure(self) -> None:
         self._limit = self._most - self._others()
@@ -65,7 +70,8 @@ class SpillToScale(Spill):
         self, number: int, storage: UntypedStorage, maker: str, rank: int | None = None
     ) -> Block | None:
         size = storage.nbytes()
-        if rank is None and (self._rank in self._apart or size in self._fixed):
+        grows = size not in self._fixed and size in self._apart.get(self._rank, {size})
+        if rank is None and not grows:
             return None
         block = super()._follow(number, storage, maker, rank)
         if block is None and 0 < size < self._least and number not in self._small:
@@ -74,9 +80,8 @@ class SpillToScale(Spill):
         self.peak = max(self.peak, self._resident + self._ahead + self._others())
         return block
 
-    def _too_little(self, needed: int, more: int = 0) -> SarError:
-        self.lacked = self._most - self._limit + needed
-        return super()._too_little(needed, more)
+    def _too_little(self, needed: int) -> SarError:
+        return TooLittle(str(super()._too_little(needed)))
 
 
 def _touched(rows: torch.Tensor) -> int:

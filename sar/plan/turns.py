@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import gc
 import json
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -24,15 +25,16 @@ from torch import Tensor
 from sar.comm import Group, TurnGroup
 from sar.comm.meter import Work as Exchange
 from sar.comm.turns import Between
-from sar.errors import SarError
 from sar.files import scratch_folder
 from sar.memory.machine import anonymous_bytes
+from sar.nn.params import replicated
 from sar.plan.graphs import random_graph, written
 from sar.plan.probe import Probed, Work, apart, asked
-from sar.plan.to_scale import NO_LIMIT, SeenTable, SpillToScale
+from sar.plan.to_scale import NO_LIMIT, SeenTable, SpillToScale, TooLittle
 
 _NODES, _FEW = 2500, 64  # of a part: pages are the grain; nearly none
-_BEGIN, _MORE, _MARGIN = 16, 1.15, 1.25  # memory to try: first, of all that is taken, next, last
+_FEWER, _CLOSE, _MARGIN = 16, 1.1, 1.15  # of all, to seek the least; how close; told beyond it
+_HEAP = 24 << 20  # that a run had of small tensors and free chunks, at the most, of 8 parts
 _EPOCHS = 3  # constant sums are kept from the second on
 
 
@@ -74,14 +76,16 @@ def predict_turns(
 
 
 class _Rank(Probed):
-    """A model on a part; what changes its parameters does not grow with the graph."""
+    """A model on a part; what changes its parameters does not grow with the graph, but for those
+    that ranks own, a row for each node."""
 
     def __init__(self, work: Work, path: str, group: Group, spill: SpillToScale) -> None:
         super().__init__(work, path, group)
         self._rank, self._spill = group.rank, spill
 
     def update(self) -> None:
-        with self._spill.leaving_out(self._rank):
+        parameters = {one.nbytes for one in self.model.parameters()}
+        with self._spill.leaving_out(self._rank, parameters):
             super().update()
 
 
@@ -135,42 +139,38 @@ class Model:
         def graph(number: int) -> str:
             return written(random_graph(work.graph, number, edges / nodes), scratch, parts)
 
-        path = graph(min(nodes, _FEW * parts))
-        for _ in range(2):  # the first compiles and imports
-            gc.collect()
-            ends = _Ends()
-            with SpillToScale(folder, NO_LIMIT, 1, set()) as spill:
-                self._train(path, spill, [ends])
-        self.process = round(median(ends.bytes[len(ends.bytes) // 2 :]))  # parameters are there
+        ends = _Ends()
+        with SpillToScale(folder, NO_LIMIT, 1, set()) as spill:
+            self._train(graph(min(nodes, _FEW * parts)), spill, [ends])
+        self.process = round(median(ends.bytes[len(ends.bytes) // 2 :]))  # all is compiled
         self._path = graph(round(nodes / self.scale))
 
     def within(self, memory: int) -> Turns | None:
         """Within ``memory`` bytes; ``None`` where that is too little."""
-        found = self._tried(memory)
-        return found if isinstance(found, Turns) else None
+        try:
+            return self.trained(memory)
+        except TooLittle:
+            return None
 
-    def least(self, memory: int) -> Turns:
-        """Within about as little memory as will do, but not less than ``memory``."""
-        while not isinstance(found := self._tried(memory), Turns):
-            memory = max(found, self._more(memory, _MORE))
-        return self.within(self._more(memory, _MARGIN)) or found
+    def least(self, most: Turns) -> Turns:
+        """Within about as little memory as will do; ``most`` has all in memory."""
+        high = most.peak_bytes - self.process
+        low, found = high // _FEWER, most
+        while high > max(1, low) * _CLOSE:
+            middle = math.isqrt(low * high)
+            one = self.within(self.process + middle)
+            low, high, found = (low, middle, one) if one else (middle, high, found)
+        found = self.within(self.process + round(high * _MARGIN)) or found
+        memory, peak = found.memory + _HEAP, found.peak_bytes + _HEAP
+        return replace(found, memory=memory, peak_bytes=peak)
 
-    def _more(self, memory: int, times: float) -> int:
-        return round(self.process + times * max(0, memory - self.process))
-
-    def _tried(self, memory: int) -> Turns | int:
-        """Training within ``memory`` bytes, or how many would have done so far."""
+    def trained(self, memory: int) -> Turns:
+        """Within ``memory`` bytes; raises ``TooLittle``."""
         gc.collect()
         room = max(0, round((memory - self.process) / self.scale))
-        spill = SpillToScale(self._folder, room, self.scale, self._fixed)
-        try:
-            with spill:
-                found = self._train(self._path, spill)
-                size = spill.size
-        except SarError:
-            if not spill.lacked:
-                raise
-            return self.process + round(self.scale * spill.lacked)
+        with SpillToScale(self._folder, room, self.scale, self._fixed) as spill:
+            found = self._train(self._path, spill)
+            size = spill.size
         sizes = spill.peak, *found.moved, size
         peak, read, wrote, size = (round(self.scale * one) for one in sizes)
         return Turns(memory, self.process + peak, read, wrote, size, found.blocks, found.sends)
@@ -184,7 +184,7 @@ class Model:
             group.table = SeenTable(group, spill, [] if group.rank else blocks)
             with spill.following(group):
                 run = _Rank(self._work, path, group, spill)
-                self._fixed.update(one.nbytes for one in run.model.parameters())
+                self._fixed.update(one.nbytes for one in replicated(run.model).values())
                 for _ in range(_EPOCHS):
                     group.sends = False
                     if group.rank == 0:
@@ -204,8 +204,8 @@ def _found(model: Model, memory: int | None, only: bool) -> list[Turns]:
     given = [one for one in [None if memory is None else model.within(memory)] if one]
     if only and given:
         return given
-    most = model.least(NO_LIMIT)
-    least = model.least(model.process + (most.peak_bytes - model.process) // _BEGIN)
+    most = model.trained(NO_LIMIT)
+    least = model.least(most)
     return [least] if only else [least, replace(most, memory=most.peak_bytes), *given]
 
 

@@ -2,7 +2,7 @@
 
 The first model also trains within the least memory, and with half of what that has for tensors.
 
-    python tests/harness/turns.py PARTS.json FOLDER MODEL [least]
+    python tests/harness/turns.py FOLDER PARTS.json MODEL [PARTS.json MODEL ..]
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from sar.errors import SarError
 from sar.files import scratch_folder
 from sar.memory.machine import anonymous_bytes
 from sar.models import build_model, prepare_graph
-from sar.plan import Work, from_book
+from sar.plan import CLASSES, Work, from_book
+from sar.plan.to_scale import NO_LIMIT
 from sar.plan.turns import Model
 from sar.run_options import DataOptions, ModelOptions, TrainOptions
 from sar.train import Trainer, load_node_data
@@ -85,19 +86,19 @@ def run(path: str, options: ModelOptions, folder: str, memory: int) -> dict[str,
     return {"read": read, "written": written, "peak": most}
 
 
-def main(path: str, folder: str, names: list[str]) -> None:
-    for name in names:
+def main(folder: str, words: list[str]) -> None:
+    for path, name in zip(words[::2], words[1::2], strict=True):
         options, graph = ModelOptions(name, layers=2, hidden=128), from_book(path)
-        work = Work(options, graph.features, graph.classes)
+        work = Work(options, graph.features, graph.classes or CLASSES, types=graph.types)
         with scratch_folder() as scratch:
             model = Model(work, graph.size, *graph.totals, Path(folder), scratch)
-            most = model.least(1 << 50).peak_bytes
-            memory = (model.process + most) // 2
+            most = model.trained(NO_LIMIT)
+            memory = (model.process + most.peak_bytes) // 2
             found = {"model": name, "plan": asdict(model.within(memory))}
-            if name == names[0]:
-                least = model.least(model.process + (most - model.process) // 16).memory
+            if name == words[1]:
+                least = model.least(most).memory
         found["run"] = run(path, options, folder, memory)
-        if name == names[0]:
+        if name == words[1]:
             found["least"] = run(path, options, folder, least)
             half = model.process + (least - model.process) // 2
             found["half"] = run(path, options, folder, half)
@@ -105,4 +106,4 @@ def main(path: str, folder: str, names: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], sys.argv[3:])
+    main(sys.argv[1], sys.argv[2:])
