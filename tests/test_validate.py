@@ -305,6 +305,11 @@ def share(model: nn.Module, data: Any) -> Tensor:
     return F.cross_entropy(logits, data.y[data.train_mask], reduction="sum")
 
 
+def narrow(model: nn.Module, data: Any) -> Tensor:
+    with torch.autocast("cpu", torch.bfloat16):
+        return model(model(data.x.float(), data.edge_index), data.edge_index)
+
+
 CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any], Any, str | None]] = {
     # name: model, graph, call, where it is wrong
     "inside a fused layer": (lambda: gin(nn.BatchNorm1d(8)), of_pyg, None, "nn.1"),
@@ -326,6 +331,9 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any], Any, str | No
         p.square().sum() for p in m.parameters()), "lin_l"),
     "float": (lambda: Many(lambda parts, x, edges: parts["conv"](x.float(), edges), conv=sage()),
               of_pyg, None, None),
+    "autocast": (lambda: pnn.SAGEConv(W, W), of_pyg, narrow, None),
+    "autocast, wrong": (lambda: Many(lambda parts, x, edges: parts["conv"](x - x.mean(0), edges),
+                                     conv=pnn.SAGEConv(W, W)), of_pyg, narrow, "Many"),
     "lazy": (lambda: pnn.SAGEConv(-1, 4, aggr="max"), of_pyg, None, None),
     "refused": (lambda: Many(lambda parts, x, edges: parts["pool"](x, edges)[0],
                              pool=pnn.TopKPooling(W)), of_pyg, None, "parts.pool"),

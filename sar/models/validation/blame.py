@@ -14,7 +14,7 @@ from sar.models.validation.compare import Layout, apart, largest
 from sar.models.validation.record import CALL, Event, Run
 
 TOLERANCE = 1e-7  # of float64, in units of the largest number; ranks add in another order
-ROUGH = 1e-3  # where the model computes in narrower numbers itself
+ROUGH = 1e-3  # where the model computes in narrower numbers itself; four units of 16 bits
 _SHARE = 1e-4  # of the largest gradient: smaller ones are compared with so much
 Pair = tuple[Event, list[Event]]  # of the whole graph, and of the ranks
 Difference = float | None  # ``None``: it cannot be told
@@ -39,8 +39,9 @@ class Comparison:
         self.whole, self.ranks, self.layout = whole, ranks, layout
         self.events = _called_alike(whole, ranks)
         values = [v for event in whole.events for v in event.values if v is not None]
-        narrow = any(v.is_floating_point() and v.dtype != torch.float64 for v in values)
-        self.tolerance = ROUGH if narrow else TOLERANCE
+        units = {torch.finfo(v.dtype).eps for v in values if v.is_floating_point()}
+        narrow = units - {torch.finfo(torch.float64).eps}
+        self.tolerance = max(ROUGH, 4 * max(narrow)) if narrow else TOLERANCE
         self._gradients = _SHARE * _largest(g for event in whole.events for g in event.grads)
 
     def apart(self, pair: Pair, grads: bool = False) -> list[Difference]:
