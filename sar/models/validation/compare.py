@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -81,17 +81,13 @@ def _together(kinds: Sequence[Kind]) -> list[Kind]:
     """All types one behind the other, on each rank and in the whole graph, if there are several."""
     if len(kinds) < 2:
         return []
-    starts, pieces = _starts(kind.total for kind in kinds), []
+    starts, pieces = list(accumulate((kind.total for kind in kinds), initial=0)), []
     for ranks in zip(*(kind.pieces for kind in kinds)):
-        own = _starts(piece.count for piece in ranks)
+        own = list(accumulate((piece.count for piece in ranks), initial=0))
         here = torch.cat([piece.here + start for piece, start in zip(ranks, own)])
         there = torch.cat([piece.there + start for piece, start in zip(ranks, starts)])
         pieces.append(Piece(own[-1], here, there))
     return [Kind(starts[-1], tuple(pieces))]
-
-
-def _starts(counts: Iterable[int]) -> list[int]:
-    return list(accumulate(counts, initial=0))
 
 
 def layout_of(graph: GraphArrays, parts: np.ndarray) -> Layout:

@@ -123,17 +123,17 @@ class Trial:
         def changes(made: tuple[GraphArrays, Layout], seed: int = 0) -> float:
             """How much another graph changes rows that both have; 0 but for rounding."""
             run = replace(self.subject, seed=seed).whole(made[0])
-            worst = _most_apart(event, place, run, made[1])
+            others = [one for one in run.events if one.key == event.key and run.error is None]
+            worst = max((_most_apart(event, one, place, made[1]) for one in others), default=0.0)
             return worst if worst > compared.tolerance else 0.0
 
         if place.what == "gradient" and self._are_ties(place.module, event):
             return TIES
         if changes(changed(self.graph), 7):
             return RANDOM
-        order = changes(changed(self.graph, np.random.default_rng(1).permutation))
-        double, other = (changes(changed(self.graph, copies=copies)) for copies in (1, 2))
-        if order:
+        if changes(changed(self.graph, np.random.default_rng(1).permutation)):
             return ORDER
+        double, other = (changes(changed(self.graph, copies=copies)) for copies in (1, 2))
         if double > _UNBIASED * other:
             return NUMBER
         return STATISTIC if other else STATE if place.again else OTHERS
@@ -148,11 +148,8 @@ class Trial:
         return by is not None and by <= moved.tolerance
 
 
-def _most_apart(event: Event, place: Place, run: Run, layout: Layout) -> float:
+def _most_apart(event: Event, other: Event, place: Place, layout: Layout) -> float:
     """How far an event's tensors at the place are from those of a run of a changed graph."""
-    other = next((one for one in run.events if one.key == event.key), None)
-    if run.error is not None or other is None:
-        return 0.0
     is_grad = place.what == "gradient"
     both = (event.grads, other.grads) if is_grad else (event.values, other.values)
     found = [
