@@ -99,6 +99,13 @@ def tensor(
     return value
 
 
+def dense(value: torch.Tensor, name: str) -> torch.Tensor:
+    """A tensor whose numbers lie in memory as they are, which kernels read."""
+    if str(value.layout) != "torch.strided" or value.is_quantized or value.is_nested:
+        raise TypeError(f"{name}: got {value.dtype} of {value.layout}, expected a dense tensor")
+    return value
+
+
 def indices(values: torch.Tensor, name: str, what: str, count: int) -> torch.Tensor:
     """Integers from 0 to ``count`` - 1, which the message calls ``what``."""
     if len(values) and not 0 <= int(values.min()) <= int(values.max()) < count:

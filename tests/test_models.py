@@ -147,6 +147,8 @@ def test_layers_on_sampled_blocks(name: str) -> None:
         block.aggregate(x, edge_weight=weight[:4])
     with pytest.raises(TypeError, match="x: got torch.int64, expected a floating point tensor"):
         block.aggregate(x.long())
+    with pytest.raises(TypeError, match="torch.sparse_coo, expected a dense tensor"):
+        block.aggregate(x.to_sparse())
     with pytest.raises(ValueError, match="x: got 4 rows, expected 5"):
         layer(block, x[:4])
 

@@ -214,6 +214,7 @@ WRONG: dict[str, tuple[Callable[[Any, Tensor], Any], type[Exception], str]] = {
     "no tensor": (lambda g, x: sar.halo(g, [1]), TypeError, "x: got list"),
     "lazy": (lambda g, x: sar.halo(g, g.edata["weight"]), TypeError, "x: got EdgeTensor"),
     "complex": (lambda g, x: sar.halo(g, x + 1j), TypeError, "x: got torch.complex128"),
+    "sparse": (lambda g, x: sar.halo(g, x.to_sparse()), TypeError, "torch.sparse_coo, expected"),
     "a scalar": (lambda g, x: sar.halo(g, x.sum()), ValueError, "x: got shape (), expected"),
     "a row more": (lambda g, x: sar.halo(g, torch.cat([x, x[:1]])), ValueError, "source rows"),
     "another width": (lambda g, x: sar.halo(g, x[:, 1:]), ValueError, "shape of a row of x"),

@@ -219,6 +219,7 @@ class _Call:
         """Check this rank's rows of sources or nodes."""
         device = self.said.sharded_graph.device
         _plain(x, "x")
+        expect.dense(x, "x")
         asks = x.requires_grad and torch.is_grad_enabled()
         if x.is_complex() or (asks and x.dtype not in TRAINED):
             raise TypeError(

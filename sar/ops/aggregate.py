@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn import Parameter
 
+from sar import expect
 from sar._private import without_modes
 from sar.comm.group import Table
 from sar.config import Policy
@@ -248,6 +249,7 @@ def check_reduction(relation: Any, x: Any, op: str, edge_weight: Tensor | None =
         raise ValueError(f"op: got {op!r}, expected one of {', '.join(REDUCTIONS)}")
     if not isinstance(x, Tensor) or not x.is_floating_point():
         raise TypeError(f"x: got {getattr(x, 'dtype', type(x))}, expected a floating point tensor")
+    expect.dense(x, "x")
     if len(x) != relation.num_src:
         raise ValueError(f"x: got {len(x)} rows, expected {relation.num_src}, one per source row")
     if edge_weight is not None and edge_weight.numel() != relation.num_edges:
