@@ -87,9 +87,14 @@ def train_typed(part: Any, model: nn.Module) -> list[torch.Tensor]:
     return [*(out[name].detach() for name in sorted(out)), *grads]
 
 
-@pytest.mark.parametrize("name, room", [("hgt", 80), ("rgcn", 44)])
+@pytest.mark.parametrize("name, parts, room", [("hgt", 4, 80), ("rgcn", 6, 30)])
 def test_several_types_have_the_bits_of_training_in_memory(
-    name: str, room: int, partitioned: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    name: str,
+    parts: int,
+    room: int,
+    partitioned: Any,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ):
     """And the numbers of ranks side by side."""
     caplog.set_level("INFO", "sar")
@@ -99,10 +104,10 @@ def test_several_types_have_the_bits_of_training_in_memory(
         metadata = list(graph.num_nodes), list(graph.edges)
         model: nn.Module = layers.HGTConv(6, 64, metadata, heads=4)
     else:
-        graph = homogeneous("typed", 54_000, *torch.randint(54_000, (2, 72_000)))
+        graph = homogeneous("typed", 66_000, *torch.randint(66_000, (2, 88_000)))
         model = layers.FastRGCNConv(6, 64, 4)
-    path = partitioned(graph, 4)
-    beside = run_threads(4, lambda group: train_typed(sar.load_partition_data(path), model))
+    path = partitioned(graph, parts)
+    beside = run_threads(parts, lambda group: train_typed(sar.load_partition_data(path), model))
     want = sar.run_parts(path, train_typed, (model,))
     torch.testing.assert_close(want, beside, rtol=1e-4, atol=1e-6)
     most = in_memory() + (room << 20)
@@ -180,6 +185,27 @@ def test_rows_that_are_not_written_again_are_written_once(tmp_path: Path):
     with Spill(tmp_path, in_memory() + ROOM) as spill:
         TurnGroup.run(PARTS, body, between=[spill])
         assert spill.written_bytes <= PARTS * 4 * ROWS < 2 * spill.read_bytes
+
+
+def test_large_tensors_that_come_where_small_ones_were_leave_memory(tmp_path: Path):
+    """They take no place of the small ones for good: as many of these come again all the time."""
+
+    def body(group: Any) -> float:
+        with spill.following(group):
+            rows, walls = list[torch.Tensor](), list[torch.Tensor]()
+            for step in range(40):
+                small = [torch.ones(50_000) for _ in range(6)]
+                walls.append(torch.zeros(64))
+                del small
+                rows.append(torch.full((1 << 18,), float(step)))
+                group.turn()
+            return sum(one.mean().item() for one in rows)
+
+    before = in_memory()
+    with Spill(tmp_path, before + (48 << 20)) as spill:
+        assert TurnGroup.run(4, body, between=[spill]) == [780.0] * 4
+        assert 4 * 39 << 20 < spill.kept.total() < 2 * spill.written_bytes
+    assert in_memory() - before < 4 << 20
 
 
 @pytest.mark.parametrize("more", [-1 << 20, 4 << 20])

@@ -28,6 +28,7 @@ from torch import Tensor, UntypedStorage
 from sar._private import without_memory
 from sar.errors import NotSupportedError, SarError
 from sar.kernels.device import is_host
+from sar.memory.machine import anonymous_bytes
 from sar.memory.paging import PageFile
 
 PAGE = mmap.PAGESIZE
@@ -35,6 +36,7 @@ _PIECE = 8 << 20  # bytes of one read or write
 _HUGE = 2 << 20
 _MMAP_THRESHOLD = -3  # of glibc's mallopt
 _PROBE = 64 << 20  # bytes that no free chunk of a heap has; none of them is touched
+_UNTRIMMED = 2 << 20  # bytes that heaps may keep
 _IS_MAPPED = 2  # of the word in front of a glibc buffer: it has a map of its own
 _POPULATE_READ, _PAGEOUT = 22, 21  # advice of Linux 5.14 and 5.4; others refuse it
 _MOVE_TO = 3  # mremap's MAYMOVE | FIXED
@@ -150,20 +152,37 @@ def _has_map(buffer: int) -> bool:
     return bool(ctypes.c_size_t.from_address(buffer - 8).value & _IS_MAPPED)
 
 
-def take_free_chunks(least: int) -> list[int]:
-    """Take what is free in this thread's heap for buffers of ``least`` bytes, so that those that
-    come are mapped; for ``free_chunks``. Nobody writes there: they have no memory."""
+def move_out_of_heap(storage: UntypedStorage, least: int) -> None:
+    """Give a new storage of ``least`` bytes or more, whose address nobody has yet, a buffer with a
+    map of its own. Glibc may have put it where small tensors were: what is free there is taken
+    meanwhile, and theirs again."""
+    if storage.nbytes() < least or not storage.resizable() or storage.is_shared():
+        return
+    if _has_map(storage.data_ptr()):
+        return
     lib, taken = system().lib, list[int]()
-    lib.malloc_trim(0)
-    while (buffer := lib.malloc(least)) and not _has_map(buffer):
+    while (buffer := lib.malloc(storage.nbytes())) and not _has_map(buffer):
         taken.append(buffer)
     lib.free(buffer)
-    return taken
+    storage.resize_(storage.nbytes())
+    for buffer in taken:
+        lib.free(buffer)
 
 
-def free_chunks(taken: list[int]) -> None:
-    while taken:
-        system().lib.free(taken.pop())
+class Others:
+    """Bytes of the process that no block has; it gives back what small tensors leave in heaps."""
+
+    def __init__(self) -> None:
+        self._trimmed = 0  # when heaps had nothing left
+
+    def measure(self, of_blocks: int) -> int:
+        """Bytes beside those ``of_blocks``."""
+        others = anonymous_bytes() - of_blocks
+        if others > self._trimmed + _UNTRIMMED:  # not more often, it is a call for each free chunk
+            system().lib.malloc_trim(0)
+            self._trimmed = others = anonymous_bytes() - of_blocks
+        self._trimmed = min(self._trimmed, others)
+        return max(0, others)
 
 
 def _view(at: int, size: int) -> memoryview:

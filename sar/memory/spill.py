@@ -28,15 +28,15 @@ from sar.errors import SarError
 from sar.kernels.jit import reading
 from sar.memory.blocks import (
     Block,
+    Others,
     SpillFile,
     Staged,
     drop_read,
     extent,
-    free_chunks,
     is_mapped,
     is_plain,
     map_buffers_from,
-    take_free_chunks,
+    move_out_of_heap,
     tensors_in,
 )
 from sar.memory.machine import anonymous_bytes, folder_of_a_run, mind_forks
@@ -83,10 +83,9 @@ class Spill:
         self._spare = 32 << 20  # bytes of others that may come: compiled loops, small tensors
         self._at_once = self._needed = 0  # bytes of blocks of the operator at hand; of any, at most
         self._rank, self._later, self._is_apart = 0, list[int](), False
-        self._meters = dict[int, Meter]()
+        self._meters, self._others = dict[int, Meter](), Others()
         self._touched, self._through = set[int](), list[Block]()
         self.kept = Counter[str]()
-        self._taken = list[int]()  # of heaps
         self._open = ExitStack()
         self._process = os.getpid()
 
@@ -105,7 +104,6 @@ class Spill:
             self._reader = ThreadPoolExecutor(1, "sar-read-ahead")
             opened.callback(self._reader.shutdown)
             opened.callback(self._drop_coming)
-            opened.callback(free_chunks, self._taken)
             self._open = opened.pop_all()
         mind_forks(self)
         return self
@@ -146,7 +144,6 @@ class Spill:
     def following(self, group: Group) -> Iterator[None]:
         """Follow what this thread, a rank of ``group``, allocates and reads."""
         self._meters[group.rank] = group.meter
-        self._taken += take_free_chunks(self._least)
         with watched(self._run):
             reading.told = self._need
             try:
@@ -180,7 +177,7 @@ class Spill:
 
     def _measure(self) -> None:
         """How many bytes of blocks fit beside what else there is."""
-        self._limit = self._most - max(0, anonymous_bytes() - self._resident - self._ahead)
+        self._limit = self._most - self._others.measure(self._resident + self._ahead)
 
     def end(self, rank: int) -> None:
         self._bury()
@@ -263,10 +260,10 @@ class Spill:
                 continue
             known.add(number)
             self._serials[self._rank] += 1
+            if maker.startswith("aten."):  # torch's own have told nobody where it is
+                move_out_of_heap(storage, self._least)
             if self._follow(number, storage, maker) is not None:
                 self._make_room(0)
-            elif storage.nbytes() >= self._least and storage.resizable():
-                self._taken += take_free_chunks(self._least)
 
     def _follow(
         self, number: int, storage: UntypedStorage, maker: str, rank: int | None = None
