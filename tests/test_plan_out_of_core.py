@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness.graphs import community
+from harness.graphs import bibliography, community
 
 from sar.__main__ import main
 from sar.plan import Costs, Turns
 
 JOB = Path(__file__).parent / "harness" / "turns.py"
 NODES, DEGREE, PARTS, WIDTH, CLASSES = 40_000, 5, 4, 128, 8
+OWN = f"{Path(__file__).parent / 'harness' / 'own_library.py'}:Library"
 COSTS = Costs(1e5, 1e3, 1e2, 0.1, 1e-6, 1e-8, [], [], [], 0.0, 0.0, 0.0, 1, 2e8, 1000)
 LEAST = Turns(400 << 20, 410 << 20, 900_000_000, 300_000_000, 350_000_000, [(64, 3)] * 2, False)
 MOST = Turns(900 << 20, 900 << 20, 0, 0, 0, [(64, 1)] * 2, False)
@@ -30,16 +31,21 @@ def parts(partitioned: Any) -> str:
 
 
 @pytest.fixture(scope="module")
+def library(partitioned: Any) -> str:
+    return partitioned(bibliography(20_000, features=WIDTH), PARTS, "random")
+
+
+@pytest.fixture(scope="module")
 def small(partitioned: Any) -> str:
     return partitioned(community(600, 3600, CLASSES, classes=CLASSES, features=WIDTH), 2, "random")
 
 
 @pytest.fixture(scope="module")
-def found(parts: str, tmp_path_factory: Any) -> dict[str, Any]:
+def found(parts: str, library: str, tmp_path_factory: Any) -> dict[str, Any]:
     """What the harness prints, by model."""
     folder = tmp_path_factory.mktemp("spill")
     done = subprocess.run(
-        [sys.executable, JOB, folder, parts, "sage", parts, "gat"],
+        [sys.executable, JOB, folder, parts, "sage", parts, "gat", library, OWN],
         capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
         timeout=200, check=False,
     )  # fmt: skip
@@ -57,6 +63,14 @@ def test_bytes_and_memory_are_those_of_a_run(name: str, found: dict[str, Any]):
     moved = plan["read_bytes"] + plan["written_bytes"]
     assert moved == pytest.approx(run["read"] + run["written"], rel=0.3), found[name]
     assert plan["peak_bytes"] == pytest.approx(run["peak"], rel=0.1), found[name]
+    assert not plan["sends"]
+
+
+def test_models_of_ones_own_take_what_is_planned(found: dict[str, Any]):
+    """On several types, with rows that each rank learns, and rows that travel."""
+    plan, run = found[OWN]["plan"], found[OWN]["run"]
+    assert plan["sends"]
+    assert plan["peak_bytes"] == pytest.approx(run["peak"], rel=0.1), found[OWN]
 
 
 def test_the_least_is_enough_and_half_of_it_is_not(found: dict[str, Any]):

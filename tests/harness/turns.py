@@ -1,6 +1,7 @@
 """What training out of core takes, by a plan and by runs of this process: a line of JSON a model.
 
-The first model also trains within the least memory, and with half of what that has for tensors.
+Models in half of what they need for tensors, those of one's own in memory. The first model also
+trains within the least memory, and with half of what that has for tensors.
 
     python tests/harness/turns.py FOLDER PARTS.json MODEL [PARTS.json MODEL ..]
 """
@@ -93,8 +94,11 @@ def main(folder: str, words: list[str]) -> None:
         with scratch_folder() as scratch:
             model = Model(work, graph.size, *graph.totals, Path(folder), scratch)
             most = model.trained(NO_LIMIT)
-            memory = (model.process + most.peak_bytes) // 2
-            found = {"model": name, "plan": asdict(model.within(memory))}
+            memory = NO_LIMIT if options.is_own else (model.process + most.peak_bytes) // 2
+            found = {
+                "model": name,
+                "plan": asdict(most if options.is_own else model.within(memory)),
+            }
             if name == words[1]:
                 least = model.least(most).memory
         found["run"] = run(path, options, folder, memory)
