@@ -34,8 +34,8 @@ def seeds_of(
 
 def _seed(group: Group, leaves: list[Tensor], result: Tensor, ranks: tuple[Tensor, ...]) -> Tensor:
     one, values = all(one.numel() == 1 for one in ranks), result.detach()
-    bounded = values / (1.0 + values.abs())  # as rounding of large numbers must not count
-    grad = torch.ones_like(values) if one else torch.cos(5.0 * bounded).nan_to_num()
+    bounded = values / (1.0 + values.abs())  # so that rounding, of large numbers too, stays small
+    grad = torch.ones_like(values) if one else torch.cos(1.0 + bounded).nan_to_num()
     if not all(torch.equal(other, ranks[0]) for other in ranks):
         return grad
     return grad if one and _is_loss_of_all(group, result, leaves) else grad / group.size
