@@ -60,9 +60,9 @@ class SpillToScale(Spill):
         del self._apart[rank]
 
     def _measure(self) -> None:
-        self._limit = self._most - self._others()
+        self._limit = self._most - self._growing()
 
-    def _others(self) -> int:
+    def _growing(self) -> int:
         kept = list(self.shared.get("kept", {}).values())
         return sum(map(_touched, kept)) + sum(self._small.values())
 
@@ -77,7 +77,7 @@ class SpillToScale(Spill):
         if block is None and 0 < size < self._least and number not in self._small:
             self._small[number] = size
             weakref.finalize(storage, self._small.pop, number, None)
-        self.peak = max(self.peak, self._resident + self._ahead + self._others())
+        self.peak = max(self.peak, self._resident + self._ahead + self._growing())
         return block
 
     def _too_little(self, needed: int) -> SarError:
