@@ -305,7 +305,7 @@ def _numbers(scores: Scores, like: Tensor) -> tuple[Any, ...]:
     return scores.kind, *sizes, kind(scores.slope), kind(scores.scale)
 
 
-_NO_KEYS = np.empty(0, np.int64)
+_NO_KEYS = np.empty(0, np.int32)  # as those that are there: nothing is compiled twice
 
 
 def _dropout(csc: Csc, mask: Mask | None, like: Tensor) -> tuple[Any, ...]:

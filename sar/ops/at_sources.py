@@ -28,6 +28,7 @@ from sar.kernels import Csc, add_rows, wide_dtype
 from sar.kernels.attention import Columns, Incoming, Mask, attend_grad_additive
 from sar.kernels.attention_loops import ADDITIVE
 from sar.ops.attention_passes import Attention, Backward, Sources, widened
+from sar.partition.features import narrow
 from sar.stream import GradientMessages, GradientReturn, HaloPlan, fetch
 
 
@@ -100,7 +101,7 @@ class OutEdges:
         if self._keys is None:
             eid = relation.arrays().eid
             eids = torch.cat([eid[span] for span in _remote_spans(relation)])
-            self._keys = self._tell(relation.keys.index_select(0, eids).long())
+            self._keys = narrow(self._tell(relation.keys.index_select(0, eids).long()))
         return self._keys
 
     def _hear(self, relation: Relation) -> ShardStore:

@@ -35,6 +35,7 @@ from sar.kernels.attention import (
 )
 from sar.kernels.attention_loops import ADDITIVE
 from sar.ops.attention_passes import Sources, widened
+from sar.partition.features import narrow
 
 Heads = tuple[int, int]  # the first, and the one behind the last
 
@@ -169,7 +170,7 @@ class TableAttention:
         group, edges = relation.group, self.edges
 
         def tell() -> Tensor:
-            return edges.at_sources(group, relation.keys.long())
+            return narrow(edges.at_sources(group, relation.keys.long()))
 
         return relation.derived("keys of a table", tell)
 

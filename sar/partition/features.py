@@ -215,26 +215,27 @@ class Keys:
         were added ``times`` times before."""
         book = self._book
         layer = book.canonical_etypes.index(etype) + times * len(book.canonical_etypes)
-        return _narrow(-1 - layer * book.num_nodes() - self.nodes(etype[0]).long())
+        return narrow(-1 - layer * book.num_nodes() - self.nodes(etype[0]).long())
 
 
 def _keys(store: FeatureStore, name: str, before: int, own: np.ndarray) -> Tensor:
     """Feature ``name`` plus ``before``; the ids of the range ``own`` where there is none."""
     if name not in store:
-        return _narrow(torch.arange(*own.tolist()))
+        return narrow(torch.arange(*own.tolist()))
     dtype, shape = store.info(name)
     is_number = dtype.is_floating_point or dtype.is_complex or dtype == torch.bool
     what = f"{name}: got {dtype} {list(shape)}"
     check(len(shape) == 1 and not is_number, f"{what}, expected integers of one column")
     keys, read = torch.empty(shape, dtype=torch.int32), store.reader(name)
     for first, last in blocks(len(keys)):
-        block = _narrow(read(first, last).long() + before)
+        block = narrow(read(first, last).long() + before)
         if block.dtype != torch.int32:
             keys = keys.long()
         keys[first:last] = block
     return keys
 
 
-def _narrow(keys: Tensor) -> Tensor:
+def narrow(keys: Tensor) -> Tensor:
+    """In int32 where that holds them."""
     fits = not len(keys) or (int(keys.min()) >= _INT32.min and int(keys.max()) <= _INT32.max)
     return keys.int() if fits else keys
