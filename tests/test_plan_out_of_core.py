@@ -58,10 +58,10 @@ def found(parts: str, library: str, tmp_path_factory: Any) -> dict[str, Any]:
 @pytest.mark.timeout(220)
 @pytest.mark.parametrize("name", ["sage", "gat"])
 def test_bytes_and_memory_are_those_of_a_run(name: str, found: dict[str, Any]):
-    plan, run = found[name]["plan"], found[name]["run"]
+    plan, less, run = (found[name][one] for one in ("plan", "less", "run"))
     assert run["read"] > 10 << 20, run
-    moved = plan["read_bytes"] + plan["written_bytes"]
-    assert moved == pytest.approx(run["read"] + run["written"], rel=0.3), found[name]
+    least, most = (one["read_bytes"] + one["written_bytes"] for one in (plan, less))
+    assert 0.7 * least < run["read"] + run["written"] < 1.3 * most, found[name]
     assert plan["peak_bytes"] == pytest.approx(run["peak"], rel=0.1), found[name]
     assert not plan["sends"]
 
