@@ -7,11 +7,13 @@ imported. `tests/test_private.py` shows both for each.
 
 from __future__ import annotations
 
+import ctypes
 import importlib
+import os
 import resource
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple, NoReturn
@@ -252,6 +254,16 @@ def prepare_optimizers() -> None:
     """Import what the first step of an optimizer would; missing: nothing to import."""
     with suppress(ImportError):
         importlib.import_module("torch._dynamo")
+
+
+@cache
+def product_buffers_freed() -> Callable[[], Any]:
+    """A call that gives back what MKL keeps of matrix products for this thread; missing: nothing,
+    1 MB a thread stays."""
+    with suppress(OSError, AttributeError):
+        library = ctypes.CDLL(os.path.join(torch.__path__[0], "lib", "libtorch_cpu.so"))
+        return library.mkl_serv_thread_free_buffers
+    return lambda: None
 
 
 # ---- numba

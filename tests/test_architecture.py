@@ -680,9 +680,9 @@ def test_version_and_requirements_agree() -> None:
 
 # Lines and files, which work that adds an ability raises by what that is worth.
 CEILINGS = {
-    "sar": (60_564, 347),
+    "sar": (60_577, 347),
     "sar/partition": (10_040, 52),
-    "tests": (46_279, 209),
+    "tests": (46_284, 209),
     "benchmarks": (7_645, 67),
 }
 

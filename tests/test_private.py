@@ -153,6 +153,11 @@ def test_without_the_name(
         use(old)
 
 
+def test_without_a_library_that_keeps_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "__path__", ["nowhere"])
+    assert _private.product_buffers_freed.__wrapped__()() is None
+
+
 @pytest.mark.parametrize("module, use, found", [
     ("numba.core.options", lambda: _private.without_counting(), {}),
     ("numba.core.cgutils", lambda: _private.llvm_tools(), r"numba\.core\.cgutils"),

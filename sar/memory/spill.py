@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, UntypedStorage
 
-from sar._private import prepare_optimizers, storage_id, watched
+from sar._private import prepare_optimizers, product_buffers_freed, storage_id, watched
 from sar.comm import Group
 from sar.comm.environment import memory_left
 from sar.comm.meter import Meter
@@ -180,6 +180,7 @@ class Spill:
         self._limit = self._most - self._others.measure(self._resident + self._ahead)
 
     def end(self, rank: int) -> None:
+        product_buffers_freed()()
         self._bury()
         for block in self._through:
             block.forget_pages()
