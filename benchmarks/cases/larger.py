@@ -82,7 +82,7 @@ def _small(options: Options, folder: Path) -> list[Figure]:
     for blocks in (1, 4):
         table = 8 * nodes * 64 // blocks + 6 * 8 * nodes * 64 // PARTS
         outside[blocks] = _run(
-            parts, folder, spill=str(folder), room=80 << 20, table=table, warm=True
+            parts, folder, spill=str(folder), room=144 << 20, table=table, warm=True
         )
     others = sum(not torch.equal(*pair) for pair in _pairs(outside[1], outside[4]))
     return [
